@@ -1,0 +1,1 @@
+"""Nucleus speculative decoding."""

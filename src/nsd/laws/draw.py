@@ -1,0 +1,27 @@
+"""Draws from given uniforms by the inverse distribution function, in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def draw(law: Tensor, u: Tensor) -> Tensor:
+    """The id at which the running mass first exceeds u * total: law [N, V] (unnormalised allowed), u [N] -> [N].
+
+    The comparison is strict, so an id without mass is never drawn, not even for u = 0.
+    """
+    running = law.cumsum(-1, dtype=torch.float64)
+    total = running[:, -1:]
+    aim = (u.to(running).unsqueeze(-1) * total).minimum(torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(running, aim, right=True).squeeze(-1).clamp_max(law.shape[-1] - 1)
+
+
+def mass_below(law: Tensor, ids: Tensor) -> Tensor:
+    """Mass of all ids smaller than the given one, in float64: law [N, V], ids [N] -> [N].
+
+    An id drawn by `draw` with u satisfies mass_below <= u * total < mass_below + law[id].
+    """
+    running = law.cumsum(-1, dtype=torch.float64)
+    before = running.gather(-1, (ids - 1).clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    return torch.where(ids > 0, before, torch.zeros_like(before))

@@ -1,0 +1,51 @@
+"""Row arithmetic whose result depends on the row alone, never on how many rows stand beside it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_CHUNK = 128
+
+
+def row_sum(rows: Tensor) -> Tensor:
+    """Sum each row in float64 from float32 (or wider) chunks: [N, V] -> [N].
+
+    A single long row would be split over threads by a plain sum and differ in its last bits from the same row in a
+    batch; chunks of 128 are always summed whole.
+    """
+    whole = rows.shape[-1] // _CHUNK * _CHUNK
+    total = rows[:, :whole].unflatten(-1, (-1, _CHUNK)).sum(-1).sum(-1, dtype=torch.float64)
+    if whole < rows.shape[-1]:
+        total = total + rows[:, whole:].sum(-1, dtype=torch.float64)
+    return total
+
+
+def mass_where(rows: Tensor, comparison: Tensor) -> Tensor:
+    """Sum of the entries whose 0/1 mask is 1: rows [N, V], mask [N, V] in the rows' dtype (overwritten) -> [N]."""
+    return row_sum(comparison.mul_(rows))
+
+
+def greater(rows: Tensor, column: Tensor) -> Tensor:
+    """0/1 mask rows > column in the rows' own dtype (several times cheaper than a bool mask): [N, V]."""
+    return torch.gt(rows, column, out=torch.empty_like(rows))
+
+
+def at_least(rows: Tensor, column: Tensor) -> Tensor:
+    """0/1 mask rows >= column in the rows' own dtype: [N, V]."""
+    return torch.ge(rows, column, out=torch.empty_like(rows))
+
+
+def entropy(law: Tensor) -> Tensor:
+    """Shannon entropy of each law in nats: [N, V] -> [N]; 0 log 0 = 0."""
+    return -row_sum(torch.xlogy(law, law))
+
+
+def argmax(law: Tensor) -> Tensor:
+    """The most probable id of each row, the lowest id among equals: [N, V] -> [N]."""
+    return law.argmax(-1)
+
+
+def one_hot(ids: Tensor, like: Tensor) -> Tensor:
+    """Point masses at ids [N], shaped and typed as like [N, V]."""
+    return torch.zeros_like(like).scatter_(-1, ids.unsqueeze(-1), 1.0)

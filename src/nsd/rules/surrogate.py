@@ -1,0 +1,89 @@
+"""Baselines that are exact speculation for another law pi: the token-specific cascade and mentored decoding.
+
+Accept iff u < pi(x)/q(x), replace from (pi-q)+; the emitted law is pi, so TV(emitted, p) = TV(pi, p).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from nsd.laws import row_sum
+from nsd.rules.base import Evidence, Need, Number, Recovery, Rule, asked, at_ids
+
+_BISECTIONS = 60
+
+
+class Surrogate(Rule):
+    """Exact speculation for `surrogate(p, q)` in the place of p."""
+
+    recovery = Recovery.SURROGATE
+
+    @property
+    def needs(self) -> Need:
+        """Whole rows, from which pi is made."""
+        return Need.ROWS
+
+    def acceptance(self, e: Evidence) -> Tensor:
+        """min(1, pi/q)."""
+        pi = at_ids(self.surrogate(asked(e.p), asked(e.q)), e.x)
+        return (pi.double() / e.q_x.double()).nan_to_num(nan=0.0).clamp_max(1.0)
+
+    def decide(self, e: Evidence, u: Tensor) -> Tensor:
+        """u q(x) < pi(x); pi is 0 where the target forbids x."""
+        pi = at_ids(self.surrogate(asked(e.p), asked(e.q)), e.x)
+        return (e.p_x > 0) & (u * e.q_x.double() < pi.double())
+
+
+@dataclass(frozen=True)
+class TokenCascade(Surrogate):
+    """Token-specific speculative cascade, third form: take q on the set A near the target's mode, p elsewhere.
+
+    A = {x: p(x) >= (1-alpha) max p}; pi = q 1_A + p q(outside A). alpha in [0, 1). Lossy; it keeps a token on the
+    target's plausibility alone, as NSD does, but has no p/q branch inside A. On failure (pi-q)+.
+    """
+
+    alpha: Number = 0.5
+
+    name = "cascade"
+    formula = "u < pi/q, pi = q 1_A + p q(outside A)"
+    source = "Narasimhan et al., arXiv 2405.19261, token-specific rule V3"
+    ranges: ClassVar = {"alpha": ("a number in [0, 1)", lambda v: 0 <= v < 1)}
+
+    def surrogate(self, p: Tensor, q: Tensor) -> Tensor:
+        """q on A, and q's mass outside A spread as p."""
+        alpha = torch.as_tensor(self.alpha, dtype=torch.float64, device=p.device).reshape(-1, 1)
+        inside = p.double() >= (1.0 - alpha) * p.amax(-1, keepdim=True).double()
+        outside_mass = row_sum(torch.where(inside, 0.0, q)).unsqueeze(-1)
+        return torch.where(inside, q, 0.0) + p * outside_mass
+
+
+@dataclass(frozen=True)
+class Mentored(Surrogate):
+    """Mentored decoding: exact speculation for pi = clip(q, b p, a p), the closest law to q within a of p.
+
+    a >= 1 (1 = exact; inf = all of q): no token is emitted with more than a p(x); b <= 1 follows from sum pi = 1.
+    Lossy; among laws with the same KL(p || pi) it accepts most. On failure (pi-q)+.
+    """
+
+    a: Number = 2.0
+
+    name = "mentored"
+    formula = "u < pi/q, pi = clip(q, b p, a p)"
+    source = "vivien000/mentored_decoding; here the upper factor a is given and b is solved for"
+    ranges: ClassVar = {"a": ("a number >= 1", lambda v: v >= 1)}
+
+    def surrogate(self, p: Tensor, q: Tensor) -> Tensor:
+        """clip(q, b p, a p) with b by bisection; total mass grows with b from <= 1 at 0 to >= 1 at 1."""
+        a = torch.as_tensor(self.a, dtype=torch.float64, device=p.device).reshape(-1, 1)
+        p, q = p.double(), q.double()
+        upper = torch.minimum(q, torch.where(p > 0, a * p, 0.0))
+        low, high = torch.zeros_like(p[:, :1]), torch.ones_like(p[:, :1])
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            too_small = row_sum(torch.maximum(upper, middle * p)).unsqueeze(-1) < 1.0
+            low, high = torch.where(too_small, middle, low), torch.where(too_small, high, middle)
+        return torch.maximum(upper, high * p)
