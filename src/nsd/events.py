@@ -35,13 +35,22 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Law:
+    """A recorded law: its most probable ids with their probabilities, and the mass of all others."""
+
+    top: tuple[tuple[int, float], ...]
+    rest: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tested:
     """One tested proposal x at output position `position`; None where the accounting level did not compute a value.
 
     origin RATIO, RESCUED or REJECTED; u its accept uniform; p and q its probabilities; mass the target mass above x
     (before x in the prefix form); rank its place by probability, from 1; R the standard rejection probability there and
     ES the uncapped deviation; eps = lam ES the deviation spent; member whether x is in the set; weight_factor =
-    min(1, p(x)/pi(x)) for an accepted x, pi the emitted law; entropies in nats; q_below the mass of q on smaller ids.
+    min(1, p(x)/pi(x)) for an accepted x, pi the emitted law; entropies in nats; q_below and p_below the mass of q and p
+    on smaller ids; p_law and q_law the laws themselves, where a trace asks for them.
     """
 
     position: int
@@ -61,6 +70,9 @@ class Tested:
     entropy_p: float | None = None
     entropy_q: float | None = None
     q_below: float | None = None
+    p_below: float | None = None
+    p_law: Law | None = None
+    q_law: Law | None = None
 
 
 @dataclass(frozen=True, slots=True)

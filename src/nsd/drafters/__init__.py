@@ -1,0 +1,1 @@
+"""Proposal mechanisms: where drafted tokens and their law come from."""

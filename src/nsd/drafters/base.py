@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from nsd.laws import History, Sampling
+from nsd.targets.base import TargetSession
 from nsd.verification import Draft, DraftLaw
 
 
@@ -75,6 +76,12 @@ class Drafter(ABC):
     @abstractmethod
     def open(self, prompts: Sequence[Sequence[int]], taps: Tensor | None, room: int) -> DraftSession:
         """Start a batch: prompts, the target's hidden states at all prompt positions [sum len, n, H], room after."""
+
+    def open_beside(
+        self, session: TargetSession, prompts: Sequence[Sequence[int]], taps: Tensor | None, room: int
+    ) -> DraftSession:
+        """Start a batch beside the target's own session, for drafters that read its cache; others `open` as usual."""
+        return self.open(prompts, taps, room)
 
     def describe(self) -> dict[str, object]:
         """Facts for `nsd doctor`: mechanism, proposals per block, proposal law, parameters."""

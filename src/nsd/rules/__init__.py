@@ -24,9 +24,7 @@ def _catalogue() -> dict[str, type[Rule]]:
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if issubclass(kind, Rule) and not inspect.isabstract(kind) and "name" in vars(kind):
                 found[kind.name] = kind
-    return dict(
-        sorted(found.items(), key=lambda item: (item[0] not in ("sd", "nsd"), not item[1].lossless, item[0]))
-    )
+    return dict(sorted(found.items(), key=lambda item: (item[0] not in ("sd", "nsd"), not item[1].lossless, item[0])))
 
 
 RULES: dict[str, type[Rule]] = _catalogue()

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum, Flag, auto
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,10 @@ from nsd.errors import ConfigError
 from nsd.laws import argmax, entropy, one_hot, residual, row_sum
 
 Number = Any
-"""A rule's number: a float, or a column [N]. Any, because both obey the same arithmetic and formulas should read plainly."""
+"""A rule's number: a float, or a column [N]. Any: both obey the same arithmetic, and formulas read plainly."""
+
+
+AnyRule = TypeVar("AnyRule", bound="Rule")
 
 
 class Need(Flag):
@@ -102,7 +105,7 @@ class Rule(ABC):
     name: ClassVar[str]
     formula: ClassVar[str]
     source: ClassVar[str]
-    ranges: ClassVar[dict[str, tuple[str, Callable[[float], bool]]]] = {}
+    ranges: ClassVar[dict[str, tuple[str, Callable[[Any], bool]]]] = {}
     """Per number: what is wanted, in words, and the test for it."""
     lossless: ClassVar[bool] = False
     widens_ratio: ClassVar[bool] = False
@@ -140,7 +143,7 @@ class Rule(ABC):
     def acceptance_of_all(self, p: Tensor, q: Tensor) -> Tensor:
         """a(x) for every id at once, in float64: p [N, V], q [N, V] -> [N, V]."""
         per_row = _with(self, lambda column: column.unsqueeze(-1))
-        return per_row.acceptance(evidence_of_all(p, q)).where(p > 0, 0.0)  # type: ignore[no-any-return]
+        return per_row.acceptance(evidence_of_all(p, q)).where(p > 0, 0.0)
 
     def surrogate(self, p: Tensor, q: Tensor) -> Tensor:
         """The law whose exact speculation this rule is, where it is built on one: [N, V]."""
@@ -173,7 +176,7 @@ class Rule(ABC):
 
 
 def evidence_of_all(p: Tensor, q: Tensor) -> Evidence:
-    """Evidence with every id in the place of x, from sorted rows in float64; the reference for single-token evidence."""
+    """Evidence with every id in the place of x, from sorted rows in float64: the reference for that of one token."""
     p, q = p.double(), q.double()
     ids = torch.arange(p.shape[-1], device=p.device).expand_as(p)
     ordered = p.sort(dim=-1, descending=True).values
@@ -216,6 +219,6 @@ def _fields(rule: Rule) -> tuple[Any, ...]:
     return fields(rule)  # type: ignore[arg-type]  # every Rule is a dataclass
 
 
-def _with(rule: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    columns = {f.name: change(v) for f in fields(rule) if isinstance(v := getattr(rule, f.name), Tensor)}
-    return replace(rule, **columns) if columns else rule
+def _with(rule: AnyRule, change: Callable[[Tensor], Tensor]) -> AnyRule:
+    columns = {f.name: change(v) for f in _fields(rule) if isinstance(v := getattr(rule, f.name), Tensor)}
+    return replace(rule, **columns) if columns else rule  # type: ignore[type-var]  # every Rule is a dataclass

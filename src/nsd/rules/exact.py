@@ -58,7 +58,7 @@ class SampleAndMatch(Rule):
 
     def decide(self, e: Evidence, u: Tensor) -> Tensor:
         """x equals the target's own draw; u is not used."""
-        return asked(e.target_draw) == e.x
+        return (asked(e.target_draw) == e.x) & (e.p_x > 0)
 
     def emitted(self, p: Tensor, q: Tensor) -> Tensor:
         """p: the emitted token is y itself."""

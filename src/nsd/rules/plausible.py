@@ -71,4 +71,5 @@ class RelaxedTopK(Rule):
     def acceptance(self, e: Evidence) -> Tensor:
         """1 inside the relaxed set, else 0."""
         near = e.p_x.double() >= asked(e.max_p).double() - self.delta
-        return (near & (asked(e.rank) <= self.k)).to(torch.float64)
+        relaxed: Tensor = near & (asked(e.rank) <= self.k)
+        return relaxed.to(torch.float64)

@@ -139,10 +139,13 @@ class TopKSet(RatioOrSet):
 
     def contains(self, e: Evidence) -> Tensor:
         """rank(x) <= k."""
-        return (e.p_x > 0) & (asked(e.rank) <= self.k)
+        near: Tensor = asked(e.rank) <= self.k
+        return near & (e.p_x > 0)
 
     def edge(self, p: Tensor) -> Tensor:
         """The k-th largest probability."""
+        if not len(p):
+            return p.new_zeros(0)
         k = torch.as_tensor(self.k, device=p.device).long().expand(p.shape[0])
         widest = min(max(int(k.max()), 1), p.shape[-1])
         top = p.topk(widest, -1).values
@@ -167,7 +170,8 @@ class FloorSet(RatioOrSet):
 
     def contains(self, e: Evidence) -> Tensor:
         """p(x) >= c."""
-        return e.p_x.double() >= self.c
+        high: Tensor = e.p_x.double() >= self.c
+        return high
 
     def edge(self, p: Tensor) -> Tensor:
         """c itself, rounded up to the law's precision so that membership agrees."""
@@ -196,7 +200,8 @@ class RelativeSet(RatioOrSet):
 
     def contains(self, e: Evidence) -> Tensor:
         """p(x) >= rho max p."""
-        return (e.p_x > 0) & (e.p_x.double() >= self.rho * asked(e.max_p).double())
+        near: Tensor = e.p_x.double() >= self.rho * asked(e.max_p).double()
+        return near & (e.p_x > 0)
 
     def edge(self, p: Tensor) -> Tensor:
         """rho max p, rounded up to the law's precision."""

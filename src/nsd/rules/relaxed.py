@@ -31,7 +31,8 @@ class Lenience(Rule):
 
     def acceptance(self, e: Evidence) -> Tensor:
         """min(1, p / (l q))."""
-        return (e.p_x.double() / (self.l * e.q_x.double())).nan_to_num(nan=0.0).clamp_max(1.0)
+        scaled: Tensor = e.p_x.double() / (self.l * e.q_x.double())
+        return scaled.nan_to_num(nan=0.0).clamp_max(1.0)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class LossyEpsilon(Rule):
 
     def acceptance(self, e: Evidence) -> Tensor:
         """min(1, p/q + epsilon)."""
-        return (ratio(e) + self.epsilon).clamp_max(1.0)
+        shifted: Tensor = ratio(e) + self.epsilon
+        return shifted.clamp_max(1.0)
 
 
 @dataclass(frozen=True)
@@ -72,4 +74,5 @@ class Ensemble(Rule):
     def acceptance(self, e: Evidence) -> Tensor:
         """min(1, w p/q + 1 - w), from r so that q = 0 needs no care."""
         over = (e.p_x.double() / e.q_x.double()).nan_to_num(nan=0.0)
-        return (self.w * over + (1.0 - self.w)).clamp_max(1.0)
+        mixed: Tensor = self.w * over + (1.0 - self.w)
+        return mixed.clamp_max(1.0)

@@ -74,6 +74,7 @@ class Mentored(Surrogate):
     name = "mentored"
     formula = "u < pi/q, pi = clip(q, b p, a p)"
     source = "vivien000/mentored_decoding; here the upper factor a is given and b is solved for"
+    widens_ratio = True
     ranges: ClassVar = {"a": ("a number >= 1", lambda v: v >= 1)}
 
     def surrogate(self, p: Tensor, q: Tensor) -> Tensor:

@@ -1,0 +1,203 @@
+"""The front door: load a target with a drafter, generate, stream.
+
+pair = nsd.load("smollm2-135m")
+answer = pair.generate("Write a haiku about the sea.", chat=True, rule="nsd", theta=0.95)
+print(answer.text, answer.stats.tau, answer.fidelity)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from nsd.decoding import Completion, Decoder, Request
+from nsd.drafters.base import Drafter
+from nsd.errors import ConfigError, PromptError
+from nsd.events import Block
+from nsd.fidelity.guarantee import guarantee_of
+from nsd.fidelity.ledger import Ledger
+from nsd.laws import Sampling
+from nsd.rules import Rule, make_rule
+from nsd.settings import Settings, settings_from
+from nsd.targets.base import Target
+from nsd.verification import Accounting, DraftLaw
+
+Prompt = str | Sequence[int]
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_DRAFTER = "ngram"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target and the drafter that proposes for it (None: plain decoding)."""
+
+    target: Target
+    drafter: Drafter | None
+
+    @overload
+    def generate(self, prompts: str, *, chat: bool = ..., **settings: Any) -> Completion: ...
+    @overload
+    def generate(
+        self, prompts: Sequence[int] | Sequence[str] | Sequence[Sequence[int]], *, chat: bool = ..., **settings: Any
+    ) -> Any: ...
+
+    def generate(self, prompts: Any, *, chat: bool = False, **settings: Any) -> Any:
+        """Complete one prompt (text or token ids) -> Completion, or several in one ragged batch -> list of them.
+
+        Settings are those of `nsd.settings.Settings`, by keyword; rule may also be a Rule. chat wraps each text as a
+        user's message in the model's chat template.
+        """
+        several = not isinstance(prompts, str) and not _is_ids(prompts)
+        run = self.run(list(prompts) if several else [prompts], chat=chat, **settings)
+        for _ in run:
+            pass
+        return run.completions() if several else run.completions()[0]
+
+    def stream(self, prompt: Prompt, *, chat: bool = False, **settings: Any) -> Iterator[str]:
+        """Pieces of text as they are committed; the first comes before the second target pass."""
+        for block in self.run([prompt], chat=chat, **settings):
+            if block.text:
+                yield block.text
+
+    def run(self, prompts: Sequence[Prompt], *, chat: bool = False, **settings: Any) -> Run:
+        """Prepare a batch; iterate over it for events, then read `completions`."""
+        rule = settings.pop("rule", None)
+        wanted = settings_from(settings if not isinstance(rule, str) else {**settings, "rule": rule})
+        requests = [
+            self._request(key, self._ids(prompt, chat), wanted, rule if isinstance(rule, Rule) else None)
+            for key, prompt in enumerate(prompts)
+        ]
+        return self.decode(requests, Accounting(wanted.accounting), wanted.trace)
+
+    def decode(self, requests: Sequence[Request], accounting: Accounting, trace: bool = False) -> Run:
+        """Prepare a batch of ready requests, each with settings of its own."""
+        if not requests:
+            raise PromptError("no prompt was given, wanted at least one; try nsd generate 'Once upon a time'")
+        return Run(self, list(requests), accounting, trace)
+
+    def _request(self, key: int, prompt: tuple[int, ...], settings: Settings, rule: Rule | None) -> Request:
+        temperature = self.target.default_temperature if settings.temperature is None else settings.temperature
+        return Request(
+            prompt=prompt,
+            rule=rule or rule_from(settings),
+            sampling=Sampling(
+                temperature=temperature,
+                top_k=settings.top_k,
+                top_p=settings.top_p,
+                min_p=settings.min_p,
+                repetition_penalty=settings.repetition_penalty,
+                presence_penalty=settings.presence_penalty,
+                frequency_penalty=settings.frequency_penalty,
+            ),
+            k=self.proposals(settings.k),
+            max_new_tokens=settings.max_new_tokens,
+            stop=settings.stop,
+            seed=settings.seed,
+            key=key,
+            ignore_eos=settings.ignore_eos,
+            logprobs=settings.logprobs,
+            agreement=settings.agreement,
+            policy=settings.policy,
+        )
+
+    def proposals(self, k: int | None) -> int:
+        """Proposals per block for a wanted k; None is the drafter's default, more than its limit is refused."""
+        if self.drafter is None:
+            return 0
+        limit = self.drafter.max_k
+        if k is not None and limit is not None and k > limit:
+            raise ConfigError(f"k is {k}, {self.drafter.name} drafts at most {limit} a block; try -k {limit}")
+        return self.drafter.default_k if k is None else k
+
+    def _ids(self, prompt: Prompt, chat: bool) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            if chat:
+                raise ConfigError("chat needs a text prompt, got token ids; give text or drop chat")
+            return tuple(prompt)
+        if not prompt.strip():
+            raise PromptError("the prompt is empty, wanted some text; try nsd generate 'Once upon a time'")
+        tokenizer = self.target.tokenizer
+        return tuple(tokenizer.chat([{"role": "user", "content": prompt}]) if chat else tokenizer.encode(prompt))
+
+
+class Run:
+    """One batch being decoded: an iterator of events, and the completions of what has been decoded so far."""
+
+    def __init__(self, pair: Pair, requests: list[Request], accounting: Accounting, trace: bool) -> None:
+        self.requests = requests
+        self.accounting = accounting
+        law = DraftLaw.POINT if pair.drafter is None else pair.drafter.law
+        self._ledgers = [_ledger(request, law, accounting) for request in requests]
+        self._blocks: list[list[Block]] = [[] for _ in requests]
+        self._events = iter(Decoder(pair.target, pair.drafter, requests, accounting, trace))
+
+    def __iter__(self) -> Run:
+        return self
+
+    def __next__(self) -> Block:
+        block = next(self._events)
+        self._blocks[block.request].append(block)
+        self._ledgers[block.request].consume(block)
+        return block
+
+    def completions(self) -> list[Completion]:
+        """A completion for each request; those not ended yet are marked interrupted."""
+        together = zip(self.requests, self._blocks, self._ledgers, strict=True)
+        return [Completion.of(request, blocks, ledger.fidelity()) for request, blocks, ledger in together]
+
+
+def rule_from(settings: Settings) -> Rule:
+    """The rule that settings name."""
+    theta = settings.theta
+    return make_rule(
+        settings.rule, theta=theta, ties=settings.ties, max_deviation=settings.max_deviation, **settings.rule_numbers
+    )
+
+
+def _ledger(request: Request, law: DraftLaw, accounting: Accounting) -> Ledger:
+    temperature = request.sampling.temperature
+    guarantee = guarantee_of(request.rule, request.max_new_tokens, temperature, request.agreement)
+    return Ledger(guarantee, request.rule, law, accounting, temperature)
+
+
+def check_settings(given: dict[str, Any]) -> None:
+    """Refuse settings that no model could be asked for: names, ranges, contradictions."""
+    settings = settings_from(given)
+    rule = rule_from(settings)
+    temperature = 1.0 if settings.temperature is None else settings.temperature
+    Sampling(temperature=temperature, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p)
+    Request(
+        prompt=(0,),
+        rule=rule,
+        sampling=Sampling(),
+        k=settings.k or 0,
+        max_new_tokens=settings.max_new_tokens,
+        stop=settings.stop,
+        seed=settings.seed,
+        agreement=settings.agreement,
+        policy=settings.policy,
+    )
+
+
+def load(
+    model: Any = DEFAULT_MODEL,
+    drafter: Any = DEFAULT_DRAFTER,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    **drafter_options: Any,
+) -> Pair:
+    """Load a pair: the target by built-in name, hub name, folder or object; the drafter by name, folder or object."""
+    from nsd.drafters.load import load_drafter
+    from nsd.targets.load import load_target
+
+    target = model if isinstance(model, Target) else load_target(model, dtype=dtype, device=device, threads=threads)
+    if drafter is None or isinstance(drafter, Drafter):
+        return Pair(target, drafter)
+    return Pair(target, load_drafter(drafter, target, **drafter_options))
+
+
+def _is_ids(prompts: Any) -> bool:
+    return len(prompts) > 0 and all(isinstance(token, int) for token in prompts)

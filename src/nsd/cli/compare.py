@@ -1,0 +1,123 @@
+"""`nsd compare`: plain decoding, standard speculation and NSD on the same prompt in one run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from nsd.cli import options as o
+from nsd.cli.console import emit_json, note, out
+
+
+def compare(
+    prompt: o.Prompt = None,
+    model: o.Model = "smollm2-135m",
+    drafter: o.DrafterName = "ngram",
+    rule: o.RuleName = "nsd",
+    theta: o.Theta = None,
+    ties: o.Ties = None,
+    max_deviation: o.MaxDeviation = None,
+    numbers: o.RuleNumbers = None,
+    k: o.K = None,
+    temperature: o.Temperature = None,
+    top_p: o.TopP = 1.0,
+    top_k: o.TopK = 0,
+    min_p: o.MinP = 0.0,
+    max_new_tokens: o.MaxNewTokens = 128,
+    stop: o.Stop = None,
+    seed: o.Seed = 0,
+    chat: o.Chat = False,
+    accounting: o.Accounting = None,
+    repeats: Annotated[int, typer.Option("--repeats", help="Runs of the prompt, each with its own seed.")] = 3,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    threads: o.Threads = None,
+    json_output: o.Json = False,
+) -> None:
+    """Time the three arms interleaved in one run, beside transformers' own generate."""
+    from nsd.api import check_settings
+    from nsd.cli.generate import load_pair, pair_facts
+    from nsd.errors import ConfigError
+
+    text = o.prompt_text(prompt)
+    if repeats < 1:
+        raise ConfigError(f"repeats is {repeats}, wanted an integer >= 1; try --repeats 3")
+    settings: dict[str, Any] = o.without_none(
+        rule=rule,
+        theta=theta,
+        ties=ties,
+        max_deviation=max_deviation,
+        rule_numbers=o.rule_numbers(numbers),
+        k=k,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        max_new_tokens=max_new_tokens,
+        stop=tuple(stop or ()),
+        seed=seed,
+        accounting=accounting,
+    )
+    check_settings(settings)
+    pair = load_pair(model, drafter, dtype, device, threads)
+    note(f"seed {seed}, {repeats} runs of each arm, interleaved, warm-up excluded")
+    run_comparison(pair, text, settings, repeats, chat, json_output, pair_facts(pair), watch=False)
+
+
+def run_comparison(
+    pair: Any,
+    text: str,
+    settings: dict[str, Any],
+    repeats: int,
+    chat: bool,
+    json_output: bool,
+    facts: dict[str, Any],
+    watch: bool,
+) -> None:
+    """Run and print; with watch the text of every arm streams as it comes."""
+    from nsd.cli.render import MEANINGS, comparison_table, legend, show_block
+    from nsd.compare import compare as run_arms
+    from nsd.events import Block
+
+    titles = {"ar": "AR: plain decoding", "sd": "SD: standard speculation, exact", "nsd": "NSD: nucleus speculation"}
+    shown = ""
+
+    def show(arm: str, _number: int, block: Block) -> None:
+        nonlocal shown
+        if shown != arm:
+            out.print("\n" if shown else "", f"[bold]{titles[arm]}[/bold]", sep="")
+            shown = arm
+        show_block(out, block)
+
+    if watch and not json_output:
+        out.print(legend() if out.is_terminal else f"states: {', '.join(MEANINGS.values())}")
+    result = run_arms(
+        pair, [text], repeats=repeats, chat=chat, on_block=show if watch and not json_output else None, **settings
+    )
+    if json_output:
+        emit_json("compare", facts | result.as_json())
+        return
+    if watch:
+        out.print("\n")
+    out.print(comparison_table(result))
+    for line in remarks(result, pair):
+        note(line)
+
+
+def remarks(result: Any, pair: Any) -> list[str]:
+    """What a reader must know to read the table honestly."""
+    lines = []
+    rate = result.transformers_rate
+    if rate is not None:
+        ours = result.arms["ar"].rate
+        which = "the faster, so speed-ups over AR are against it" if result.baseline == "transformers" else "slower"
+        lines.append(f"transformers' generate: {rate:.1f} tokens/s, our AR loop: {ours:.1f}; transformers is {which}")
+    if all(span is None for span in result.intervals().values()):
+        lines.append("one run each: no interval; --repeats 5 gives one")
+    if pair.drafter is not None and pair.drafter.law.value == "point":
+        lines.append(
+            f"{pair.drafter.name} drafts are point masses: every token kept only by the nucleus costs 1 - p(x)"
+        )
+    lines.append("NSD is lossy by mean ES per tested token; SD and AR have the model's exact law")
+    return lines

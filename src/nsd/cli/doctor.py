@@ -1,0 +1,36 @@
+"""`nsd doctor`: is this installation, and this pair, in order?"""
+
+from __future__ import annotations
+
+import typer
+from rich.table import Table
+
+from nsd.cli import options as o
+from nsd.cli.console import emit_json, out
+
+
+def doctor(
+    model: o.Model = "smollm2-135m",
+    drafter: o.DrafterName = "ngram",
+    k: o.K = None,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    threads: o.Threads = None,
+    json_output: o.Json = False,
+) -> None:
+    """Check installation and pair, say what to fix, and estimate the break-even; exit code 1 if something is wrong."""
+    from nsd.doctor import examine
+
+    places = (o.folder_or_name(model), o.folder_or_name(drafter))
+    checks = examine(*places, k, dtype=dtype, device=device, threads=threads)
+    well = all(check.ok for check in checks)
+    if json_output:
+        rows = [{"name": c.name, "ok": c.ok, "seen": c.seen, "fix": c.fix} for c in checks]
+        emit_json("doctor", {"ok": well, "checks": rows})
+    else:
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for check in checks:
+            table.add_row("[green]ok[/]" if check.ok else "[red]fix[/]", check.name, check.seen, check.fix)
+        out.print(table)
+    if not well:
+        raise typer.Exit(1)

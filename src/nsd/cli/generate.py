@@ -1,0 +1,159 @@
+"""`nsd generate`: one prompt, streamed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nsd.cli import options as o
+from nsd.cli.console import emit_json, note, out, talk
+
+if TYPE_CHECKING:
+    from nsd.api import Pair, Run
+
+
+def generate(
+    prompt: o.Prompt = None,
+    model: o.Model = "smollm2-135m",
+    drafter: o.DrafterName = "ngram",
+    rule: o.RuleName = "nsd",
+    theta: o.Theta = None,
+    ties: o.Ties = None,
+    max_deviation: o.MaxDeviation = None,
+    agreement: o.Agreement = None,
+    policy: o.Policy = "greedy",
+    numbers: o.RuleNumbers = None,
+    k: o.K = None,
+    temperature: o.Temperature = None,
+    top_p: o.TopP = 1.0,
+    top_k: o.TopK = 0,
+    min_p: o.MinP = 0.0,
+    max_new_tokens: o.MaxNewTokens = 128,
+    stop: o.Stop = None,
+    seed: o.Seed = 0,
+    chat: o.Chat = False,
+    accounting: o.Accounting = None,
+    logprobs: Annotated[str | None, typer.Option("--logprobs", help="processed or raw; in --json.")] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Record every decision into this file.")] = None,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    threads: o.Threads = None,
+    json_output: o.Json = False,
+) -> None:
+    """Continue a prompt (or answer it, with --chat); text on stdout, talk on stderr."""
+    text = o.prompt_text(prompt)
+    settings = o.without_none(
+        rule=rule,
+        theta=theta,
+        ties=ties,
+        max_deviation=max_deviation,
+        agreement=agreement,
+        policy=policy,
+        rule_numbers=o.rule_numbers(numbers),
+        k=k,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        max_new_tokens=max_new_tokens,
+        stop=tuple(stop or ()),
+        seed=seed,
+        accounting=accounting,
+        logprobs=logprobs,
+    )
+    _check(settings)
+    pair = load_pair(model, drafter, dtype, device, threads)
+    run = pair.run([text], chat=chat, trace=trace is not None, **settings)
+    explain(pair, run, theta)
+    interrupted = _follow(run, pair, trace, show=not json_output)
+    completion = run.completions()[0]
+    if json_output:
+        emit_json("generate", pair_facts(pair) | completion.as_json())
+    else:
+        from nsd.cli.render import card
+
+        talk.print(card(completion))
+    if interrupted:
+        sys.exit(130)
+
+
+def load_pair(model: str, drafter: str, dtype: str, device: str, threads: int | None) -> Pair:
+    """Load target and drafter, saying what was chosen and why."""
+    from nsd.api import load
+
+    pair = load(o.folder_or_name(model), o.folder_or_name(drafter), dtype=dtype, device=device, threads=threads)
+    name = "none" if pair.drafter is None else pair.drafter.name
+    note(f"{pair.target.name} ({pair.target.dtype_reason}), drafter {name}")
+    return pair
+
+
+def pair_facts(pair: Pair) -> dict[str, Any]:
+    """What identifies a pair in JSON."""
+    return {
+        "model": pair.target.name,
+        "drafter": None if pair.drafter is None else pair.drafter.name,
+        "draft_law": None if pair.drafter is None else pair.drafter.law.value,
+        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "dtype_reason": pair.target.dtype_reason,
+    }
+
+
+def explain(pair: Pair, run: Run, theta: float | None) -> None:
+    """Say once what these settings mean for the law of the text."""
+    request = run.requests[0]
+    note(f"seed {request.seed}, temperature {request.sampling.temperature:g}, k {request.k}")
+    if theta is not None and request.sampling.temperature == 0:
+        note("theta has no effect at temperature 0: the target's law is a point mass, and NSD is greedy decoding")
+    elif not request.rule.lossless and request.sampling.temperature > 0 and pair.drafter is not None:
+        note(_lossy(pair, run))
+    if request.agreement is not None:
+        from nsd.fidelity.budget import Budget
+
+        note(Budget(request.agreement, request.max_new_tokens, request.k, request.policy).notice())
+
+
+def _lossy(pair: Pair, run: Run) -> str:
+    assert pair.drafter is not None
+    rule = run.requests[0].rule
+    price = "the draft's excess mass inside the nucleus (ES)" if rule.name == "nsd" else "a change of the emitted law"
+    if pair.drafter.law.value == "point":
+        price += f"; {pair.drafter.name} drafts are point masses, so a kept draft x costs 1 - p(x)"
+    elif pair.drafter.law.value == "unknown":
+        price += "; the draft's law is unknown, so ES is an upper bound"
+    return f"rule {rule.name} is lossy: each tested token may deviate by {price}. --rule sd is exact"
+
+
+def _check(settings: dict[str, Any]) -> None:
+    """Refuse bad settings before a model is loaded."""
+    from nsd.api import check_settings
+
+    check_settings(settings)
+
+
+def _follow(run: Run, pair: Pair, trace: Path | None, show: bool) -> bool:
+    """Show events as they come and record them if asked -> whether Ctrl-C ended it."""
+    from nsd.cli.render import show_block
+
+    recorder = None
+    if trace is not None:
+        from nsd.recording import open_recorder
+
+        recorder = open_recorder(trace, pair, run)
+    interrupted = False
+    try:
+        for block in run:
+            if recorder is not None:
+                recorder.write(block)
+            if show:
+                show_block(out, block)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        if recorder is not None:
+            recorder.close([c.fidelity.as_json() for c in run.completions()])
+    if show:
+        out.print()
+    return interrupted

@@ -1,0 +1,67 @@
+"""The command table, and what happens when something goes wrong: one line, exit code 2; Ctrl-C exits with 130."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import click
+import typer
+
+from nsd import __version__
+from nsd.cli import compare, demo, doctor, generate, listing, theory, trace
+from nsd.cli.console import talk
+from nsd.errors import NSDError
+
+app = typer.Typer(
+    name="nsd",
+    help="Nucleus speculative decoding: faster generation with a price tag that is known exactly.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(generate.generate)
+app.command()(compare.compare)
+app.command()(demo.demo)
+app.add_typer(listing.app, name="list", help="What there is: rules, drafters, models.")
+app.command()(doctor.doctor)
+app.add_typer(theory.theory_app, name="theory", help="Exact figures for a step, a sequence, a speed-up.")
+app.command()(trace.audit)
+app.command()(trace.view)
+app.command()(trace.analyze)
+app.command()(trace.convert)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Options of every command."""
+    if debug:
+        os.environ["NSD_DEBUG"] = "1"
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of `nsd` and `python -m nsd`."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1 or bool(os.environ.get("NSD_DEBUG"))
+    try:
+        code = app(args=arguments, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except (NSDError, click.ClickException) as problem:
+        if debug:
+            raise
+        message = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
+        talk.print(f"nsd: {message}", style="red", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(130)
+    except BrokenPipeError:
+        # A reader such as head has enough; what it read stays valid.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

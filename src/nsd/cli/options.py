@@ -1,0 +1,104 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nsd.errors import ConfigError, PromptError
+
+_PAIR, _RULE, _LAW, _RUN = "Pair", "Rule", "Sampling", "Run"
+
+Prompt = Annotated[str | None, typer.Argument(help="The prompt; without one it is read from standard input.")]
+Model = Annotated[str, typer.Option("--model", help="Built-in name, hub name or local folder.", rich_help_panel=_PAIR)]
+DrafterName = Annotated[
+    str, typer.Option("--drafter", help="ngram, layer-skip, none, or a model's name or folder.", rich_help_panel=_PAIR)
+]
+Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.", rich_help_panel=_PAIR)]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:0.", rich_help_panel=_PAIR)]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads.", rich_help_panel=_PAIR)]
+RuleName = Annotated[str, typer.Option("--rule", help="Verification rule (nsd list rules).", rich_help_panel=_RULE)]
+Theta = Annotated[
+    float | None, typer.Option("--theta", help="Nucleus threshold in [0, 1]; 0 is exact.", rich_help_panel=_RULE)
+]
+Ties = Annotated[
+    str | None, typer.Option("--ties", help="Nucleus with all ties, or the smallest prefix.", rich_help_panel=_RULE)
+]
+MaxDeviation = Annotated[
+    float | None,
+    typer.Option("--max-deviation", help="Cap on the one-step deviation; 0 is exact.", rich_help_panel=_RULE),
+]
+Agreement = Annotated[
+    float | None,
+    typer.Option("--agreement", help="Whole-sequence agreement to keep, e.g. 0.95.", rich_help_panel=_RULE),
+]
+Policy = Annotated[
+    str, typer.Option("--policy", help="How --agreement is spent: even, greedy or front.", rich_help_panel=_RULE)
+]
+RuleNumbers = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Another number of the rule, as name=value; repeatable.", rich_help_panel=_RULE),
+]
+K = Annotated[int | None, typer.Option("-k", "--k", help="Proposals per block.", rich_help_panel=_PAIR)]
+Temperature = Annotated[
+    float | None,
+    typer.Option("--temperature", help="0 is greedy; default: the model's own, else 1.", rich_help_panel=_LAW),
+]
+TopP = Annotated[float, typer.Option("--top-p", rich_help_panel=_LAW)]
+TopK = Annotated[int, typer.Option("--top-k", help="0 = off.", rich_help_panel=_LAW)]
+MinP = Annotated[float, typer.Option("--min-p", rich_help_panel=_LAW)]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", rich_help_panel=_RUN)]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", help="End before this text; repeatable.", rich_help_panel=_RUN)
+]
+Seed = Annotated[int, typer.Option("--seed", rich_help_panel=_RUN)]
+Chat = Annotated[bool, typer.Option("--chat", help="Use the model's chat template.", rich_help_panel=_RUN)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=_RUN)]
+Accounting = Annotated[
+    str | None, typer.Option("--accounting", help="Deviation computed: off, rescues or full.", rich_help_panel=_RUN)
+]
+
+
+def prompt_text(prompt: str | None) -> str:
+    """The prompt, or standard input decoded strictly as UTF-8."""
+    if prompt is None:
+        if sys.stdin.isatty():
+            raise PromptError("no prompt was given, wanted one; try nsd generate 'Once upon a time'")
+        raw = sys.stdin.buffer.read()
+        try:
+            prompt = raw.decode("utf-8")
+        except UnicodeDecodeError as problem:
+            raise PromptError(
+                f"standard input is not UTF-8 (byte {raw[problem.start]:#04x} at offset {problem.start}), wanted UTF-8 "
+                "text; try iconv -t utf-8 file | nsd generate"
+            ) from None
+    if not prompt.strip():
+        raise PromptError("the prompt is empty, wanted some text; try nsd generate 'Once upon a time'")
+    return prompt
+
+
+def rule_numbers(given: list[str] | None) -> dict[str, float]:
+    """name=value pairs of --set."""
+    numbers = {}
+    for pair in given or []:
+        name, found, value = pair.partition("=")
+        try:
+            numbers[name] = float(value)
+        except ValueError:
+            found = ""
+        if not found:
+            raise ConfigError(f"--set got '{pair}', wanted name=value with a number; try --set l=0.5")
+    return numbers
+
+
+def without_none(**settings: Any) -> dict[str, Any]:
+    """The settings that were given."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def folder_or_name(text: str) -> str:
+    """A model argument with ~ expanded."""
+    return str(Path(text).expanduser()) if text.startswith("~") else text

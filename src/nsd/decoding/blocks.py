@@ -1,0 +1,145 @@
+"""From a verdict in tensors to the events of a step in plain values. One transfer from the device per step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from nsd.decoding.request import Request
+from nsd.events import Drawn, Origin, Tested
+from nsd.fidelity.ledger import weight_factor_of
+from nsd.rules import Recovery, Rule
+from nsd.verification import Branch, Columns, Draft, Final, Uniforms, Verdict
+
+_ORIGINS = {Branch.RATIO: Origin.RATIO, Branch.RESCUED: Origin.RESCUED, Branch.REJECTED: Origin.REJECTED}
+_COLUMNS = tuple(f.name for f in fields(Columns))
+_FINAL = tuple(f.name for f in fields(Final))
+
+
+@dataclass(frozen=True, slots=True)
+class HostVerdict:
+    """A verdict on the host: lists by request or by drafted token, in the layout of the draft."""
+
+    drafted: list[int]
+    starts: list[int]
+    lengths: tuple[int, ...]
+    accepted: list[int]
+    branch: list[int]
+    columns: dict[str, list[float]]
+    final: dict[str, list[float]]
+    accept_u: list[float]
+    residual_u: list[float]
+    target_u: list[float]
+    guard: list[bool]
+    invalid: list[bool]
+
+    @classmethod
+    def of(cls, draft: Draft, verdict: Verdict, uniforms: Uniforms) -> HostVerdict:
+        """Read everything at once."""
+        by_token = torch.stack([getattr(verdict.columns, name).double() for name in _COLUMNS])
+        by_request = torch.stack([getattr(verdict.final, name).double() for name in _FINAL])
+        starts = [sum(draft.lengths[:b]) for b in range(len(draft.lengths))]
+        return cls(
+            drafted=draft.tokens.tolist(),
+            starts=starts,
+            lengths=draft.lengths,
+            accepted=verdict.accepted.tolist(),
+            branch=verdict.branch.tolist(),
+            columns=dict(zip(_COLUMNS, by_token.tolist(), strict=True)),
+            final=dict(zip(_FINAL, by_request.tolist(), strict=True)),
+            accept_u=uniforms.accept.tolist(),
+            residual_u=uniforms.residual.tolist(),
+            target_u=uniforms.target.tolist(),
+            guard=verdict.guard.tolist(),
+            invalid=verdict.invalid.tolist(),
+        )
+
+    def proposals(self, b: int) -> list[int]:
+        """Drafted tokens of request b."""
+        return self.drafted[self.starts[b] : self.starts[b] + self.lengths[b]]
+
+    def tokens(self, b: int) -> list[int]:
+        """What request b commits before any cut: accepted tokens, then the final one."""
+        return [*self.proposals(b)[: self.accepted[b]], int(self.final["token"][b])]
+
+    def origins(self, b: int) -> list[Origin]:
+        """Where each of `tokens` came from."""
+        branches = self.branch[self.starts[b] : self.starts[b] + self.accepted[b]]
+        return [*(_ORIGINS[Branch(branch)] for branch in branches), self._final_origin(b)]
+
+    def _final_origin(self, b: int) -> Origin:
+        if self.lengths[b] == 0:
+            return Origin.TARGET
+        return Origin.BONUS if self.final["bonus"][b] else Origin.RECOVERED
+
+    def tested(self, b: int, position: int, kept: int, request: Request, detail: bool) -> tuple[Tested, ...]:
+        """Tested proposals of request b up to the cut after `kept` tokens; position is where its block starts.
+
+        detail says whether membership is known at accepted tokens too, so that weight factors can be given.
+        """
+        last = min(self.accepted[b] + 1, self.lengths[b], kept)
+        return tuple(self._one_tested(b, position, place, request, detail) for place in range(last))
+
+    def _one_tested(self, b: int, position: int, place: int, request: Request, detail: bool) -> Tested:
+        at = self.starts[b] + place
+        c = {name: _known(column[at]) for name, column in self.columns.items()}
+        origin = _ORIGINS[Branch(self.branch[at])]
+        member = bool(c["member"]) if detail else None
+        p, q = self.columns["p_x"][at], self.columns["q_x"][at]
+        factor = None
+        if origin is not Origin.REJECTED:
+            factor = weight_factor_of(request.rule, p, q, c["lam"], member, request.sampling.temperature)
+        return Tested(
+            position=position + place,
+            token=self.drafted[at],
+            origin=origin,
+            u=self.accept_u[at + b],
+            p=p,
+            q=q,
+            mass=c["mass"],
+            rank=None if c["rank"] is None else int(c["rank"]),
+            R=c["R"],
+            ES=c["ES"],
+            eps=c["eps"],
+            lam=c["lam"],
+            member=member,
+            weight_factor=factor,
+            entropy_p=c["entropy_p"],
+            entropy_q=c["entropy_q"],
+            q_below=c["q_below"],
+        )
+
+    def drawn(self, b: int, position: int, rule: Rule) -> Drawn:
+        """The final token of request b."""
+        row = self.starts[b] + b + self.accepted[b]
+        origin = self._final_origin(b)
+        residual = origin is Origin.RECOVERED and rule.recovery is not Recovery.TARGET
+        final = {name: _known(column[b]) for name, column in self.final.items()}
+        return Drawn(
+            position=position + self.accepted[b],
+            token=int(self.final["token"][b]),
+            origin=origin,
+            u=(self.residual_u if residual else self.target_u)[row],
+            p=self.final["p_x"][b],
+            mass=final["mass"],
+            weight=final["weight"],
+            below=final["below"],
+        )
+
+
+def kept_rows(lengths: Seq[int], accepted: Seq[int]) -> list[int]:
+    """Target rows of the inputs that stay: the anchor and the accepted tokens of each request."""
+    rows: list[int] = []
+    start = 0
+    for length, a in zip(lengths, accepted, strict=True):
+        rows += range(start, start + a + 1)
+        start += length + 1
+    return rows
+
+
+def _known(value: Any) -> Any:
+    return None if math.isnan(value) else value

@@ -1,0 +1,30 @@
+"""Where a block ends for good: end-of-text, a stop string or the length limit, whichever comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nsd.decoding.text import TextStream
+from nsd.events import FinishReason
+
+
+def cut(
+    tokens: Sequence[int], room: int, eos: frozenset[int], stream: TextStream
+) -> tuple[list[str], FinishReason | None]:
+    """Text of each token that is kept, and why the request ends, if it does.
+
+    room is how many tokens may still be emitted. A token that ends the text is kept in the ids and shows no text of its
+    own; on one token EOS comes before a stop string, a stop string before the length.
+    """
+    texts: list[str] = []
+    for token in tokens:
+        if token in eos:
+            return [*texts, stream.flush()], FinishReason.EOS
+        text, stopped = stream.push(token)
+        texts.append(text)
+        if stopped:
+            return texts, FinishReason.STOP
+        if len(texts) == room:
+            texts[-1] += stream.flush()
+            return texts, FinishReason.LENGTH
+    return texts, None

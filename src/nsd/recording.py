@@ -1,0 +1,48 @@
+"""Opens a trace for a run: writes down what was known before the first token."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from nsd.api import Pair, Run
+from nsd.decoding import Request
+from nsd.trace import Header, Recorder, RequestInfo
+from nsd.trace.record import surroundings
+
+
+def open_recorder(path: Path, pair: Pair, run: Run) -> Recorder:
+    """A recorder whose header describes this run; pass every event to its `write`."""
+    header = Header(
+        target=pair.target.name,
+        drafter="none" if pair.drafter is None else pair.drafter.name,
+        draft_law="point" if pair.drafter is None else pair.drafter.law.value,
+        requests=tuple(_info(number, request, pair) for number, request in enumerate(run.requests)),
+        accounting=run.accounting.value,
+        vocab=pair.target.vocab,
+        eos=tuple(sorted(pair.target.eos)),
+        logprobs=run.requests[0].logprobs,
+        dtype=str(pair.target.dtype).removeprefix("torch."),
+        device=str(pair.target.device),
+        **surroundings(),
+    )
+    return Recorder(path, header)
+
+
+def _info(number: int, request: Request, pair: Pair) -> RequestInfo:
+    sampling = asdict(request.sampling)
+    sampling["processors"] = len(request.sampling.processors)
+    return RequestInfo(
+        request=number,
+        seed=request.seed,
+        key=request.key,
+        rule=request.rule.name,
+        numbers=request.rule.settings(),
+        sampling=sampling,
+        k=request.k,
+        max_new_tokens=request.max_new_tokens,
+        prompt=pair.target.tokenizer.decode(list(request.prompt)),
+        prompt_tokens=len(request.prompt),
+        agreement=request.agreement,
+        policy=request.policy if request.agreement is not None else None,
+    )
