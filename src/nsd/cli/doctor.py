@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import typer
-from rich.table import Table
 
 from nsd.cli import options as o
 from nsd.cli.console import emit_json, out
@@ -28,9 +27,9 @@ def doctor(
         rows = [{"name": c.name, "ok": c.ok, "seen": c.seen, "fix": c.fix} for c in checks]
         emit_json("doctor", {"ok": well, "checks": rows})
     else:
-        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        width = max(len(check.name) for check in checks)
         for check in checks:
-            table.add_row("[green]ok[/]" if check.ok else "[red]fix[/]", check.name, check.seen, check.fix)
-        out.print(table)
+            out.print("ok  " if check.ok else "fix ", style="green" if check.ok else "red", end="")
+            out.print(f"{check.name:<{width}}  {check.seen}{f' -> {check.fix}' if check.fix else ''}", markup=False)
     if not well:
         raise typer.Exit(1)

@@ -6,7 +6,6 @@ import os
 import sys
 from typing import Annotated
 
-import click
 import typer
 
 from nsd import __version__
@@ -46,6 +45,10 @@ def root(
         raise typer.Exit
 
 
+# typer carries click inside or beside it, by version; its own error classes tell which.
+_UsageProblem: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
 def main() -> None:
     """Entry point of `nsd` and `python -m nsd`."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
@@ -53,13 +56,14 @@ def main() -> None:
     try:
         code = app(args=arguments, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
-    except (NSDError, click.ClickException) as problem:
+    except (NSDError, _UsageProblem) as problem:
         if debug:
             raise
-        message = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
+        format_message = getattr(problem, "format_message", problem.__str__)
+        message = " ".join(format_message().split())
         talk.print(f"nsd: {message}", style="red", markup=False, soft_wrap=True)
         sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:
         # A reader such as head has enough; what it read stays valid.

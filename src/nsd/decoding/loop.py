@@ -120,8 +120,7 @@ class Decoder:
         if positions[0]:
             self._roll_back(draft, scores, verdict, tokens)
         batch = [
-            _Committing(b, s, verdict, positions[b], tokens[b], texts[b], logprobs[b])
-            for b, s in enumerate(self._live)
+            _Committing(b, s, verdict, positions[b], tokens[b], texts[b], logprobs[b]) for b, s in enumerate(self._live)
         ]
         self._retain([b for b, s in enumerate(self._live) if s.finish_reason is None])
         self._clock.lap()

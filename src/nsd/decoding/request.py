@@ -8,7 +8,7 @@ from typing import Literal
 from nsd.errors import ConfigError, PromptError
 from nsd.fidelity.budget import Policy
 from nsd.laws import MAX_SEED, Sampling
-from nsd.rules import Rule
+from nsd.rules import RatioOrSet, Rule
 
 Logprobs = Literal["processed", "raw"]
 
@@ -50,3 +50,7 @@ class Request:
             raise ConfigError("a stop string is empty, wanted at least one character; drop it or give --stop text")
         if self.agreement is not None and not 0 < self.agreement < 1:
             raise ConfigError(f"agreement is {self.agreement}, wanted a number in (0, 1); try --agreement 0.95")
+        if self.agreement is not None and not (self.rule.lossless or isinstance(self.rule, RatioOrSet)):
+            raise ConfigError(
+                f"rule {self.rule.name} cannot keep an agreement, wanted nsd or another rule that can be capped"
+            )
