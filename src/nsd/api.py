@@ -90,7 +90,7 @@ class Pair:
                 presence_penalty=settings.presence_penalty,
                 frequency_penalty=settings.frequency_penalty,
             ),
-            k=self.proposals(settings.k),
+            k=self.proposals(settings.k, settings.block_length),
             max_new_tokens=settings.max_new_tokens,
             stop=settings.stop,
             seed=settings.seed,
@@ -101,10 +101,20 @@ class Pair:
             policy=settings.policy,
         )
 
-    def proposals(self, k: int | None) -> int:
-        """Proposals per block for a wanted k; None is the drafter's default, more than its limit is refused."""
+    def proposals(self, k: int | None, block_length: int | None = None) -> int:
+        """Proposals per block for a wanted k, or for a block length in the mechanism's own unit.
+
+        None is the drafter's default; more than its limit is refused.
+        """
         if self.drafter is None:
             return 0
+        if block_length is not None:
+            if k is not None:
+                raise ConfigError(f"got k {k} and block length {block_length}, wanted one of them; drop --block-length")
+            k = block_length - self.drafter.block_unit(0)
+            if k < 0:
+                least = self.drafter.block_unit(0)
+                raise ConfigError(f"block length is {block_length}, {self.drafter.name} needs at least {least}; try -k 4")
         limit = self.drafter.max_k
         if k is not None and limit is not None and k > limit:
             raise ConfigError(f"k is {k}, {self.drafter.name} drafts at most {limit} a block; try -k {limit}")
@@ -128,7 +138,8 @@ class Run:
         self.requests = requests
         self.accounting = accounting
         law = DraftLaw.POINT if pair.drafter is None else pair.drafter.law
-        self._ledgers = [_ledger(request, law, accounting) for request in requests]
+        void = None if pair.drafter is None else pair.drafter.void
+        self._ledgers = [_ledger(request, law, accounting, void) for request in requests]
         self._blocks: list[list[Block]] = [[] for _ in requests]
         self._events = iter(Decoder(pair.target, pair.drafter, requests, accounting, trace))
 
@@ -155,9 +166,9 @@ def rule_from(settings: Settings) -> Rule:
     )
 
 
-def _ledger(request: Request, law: DraftLaw, accounting: Accounting) -> Ledger:
+def _ledger(request: Request, law: DraftLaw, accounting: Accounting, void: str | None) -> Ledger:
     temperature = request.sampling.temperature
-    guarantee = guarantee_of(request.rule, request.max_new_tokens, temperature, request.agreement)
+    guarantee = guarantee_of(request.rule, request.max_new_tokens, temperature, request.agreement, void)
     return Ledger(guarantee, request.rule, law, accounting, temperature)
 
 

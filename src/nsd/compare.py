@@ -123,7 +123,7 @@ def compare(
         "nsd": (pair, {"rule": "nsd", **settings}),
     }
     for arm_pair, arm_settings in runs.values():
-        arm_pair.generate([prompts[0]], chat=chat, **{**arm_settings, "max_new_tokens": _WARM_UP_TOKENS})
+        arm_pair.generate(prompts[0], chat=chat, **{**arm_settings, "max_new_tokens": _WARM_UP_TOKENS})
     arms = {name: Arm(name) for name in ARMS}
     order: list[tuple[str, ...]] = []
     clock = _TransformersClock(pair, settings) if with_transformers else None

@@ -50,7 +50,8 @@ class Tested:
     (before x in the prefix form); rank its place by probability, from 1; R the standard rejection probability there and
     ES the uncapped deviation; eps = lam ES the deviation spent; member whether x is in the set; weight_factor =
     min(1, p(x)/pi(x)) for an accepted x, pi the emitted law; entropies in nats; q_below and p_below the mass of q and p
-    on smaller ids; p_law and q_law the laws themselves, where a trace asks for them.
+    on smaller ids, q_mass all of q (a drawn x has q_below <= u' q_mass < q_below + q, u' its draft uniform); p_law and
+    q_law the laws themselves, where a trace asks for them.
     """
 
     position: int
@@ -70,6 +71,7 @@ class Tested:
     entropy_p: float | None = None
     entropy_q: float | None = None
     q_below: float | None = None
+    q_mass: float | None = None
     p_below: float | None = None
     p_law: Law | None = None
     q_law: Law | None = None

@@ -28,9 +28,10 @@ class Settings(BaseModel):
     ties: Literal["all", "smallest"] | None = None
     max_deviation: float | None = None
     agreement: float | None = None
-    policy: Literal["even", "greedy", "front"] = "greedy"
+    policy: Literal["even", "greedy", "front"] = "front"
     rule_numbers: dict[str, float] = Field(default_factory=dict)
     k: int | None = None
+    block_length: int | None = None
     temperature: float | None = None
     top_p: float = 1.0
     top_k: int = 0

@@ -47,7 +47,8 @@ def test_generate_json_has_every_promised_key(nsd):
     data = json.loads(nsd("generate", "abc abc", *TOY, "--json", "--seed", "7").out)
     assert data["schema_version"] == 1
     top = {
-        "text", "token_ids", "finish_reason", "rule", "theta", "drafter", "draft_law", "k", "temperature", "seed", "stats"
+        "text", "token_ids", "finish_reason", "rule", "theta", "drafter", "draft_law", "k", "temperature",
+        "seed", "stats",
     }  # fmt: skip
     assert top <= data.keys()
     stats = {

@@ -124,7 +124,7 @@ def test_auto_takes_what_the_target_folder_holds_else_ngram(target, tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"architectures": ["WeirdHead"]}, "its config names WeirdHead, known: draft-model"),
+        ({"architectures": ["WeirdHead"]}, "its config names WeirdHead, known: "),
         ({}, "its config names no architectures"),
         ("{broken", "is unreadable"),
         ("[1]", "holds list, wanted a JSON object"),

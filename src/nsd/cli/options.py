@@ -43,6 +43,9 @@ RuleNumbers = Annotated[
     typer.Option("--set", help="Another number of the rule, as name=value; repeatable.", rich_help_panel=_RULE),
 ]
 K = Annotated[int | None, typer.Option("-k", "--k", help="Proposals per block.", rich_help_panel=_PAIR)]
+BlockLength = Annotated[
+    int | None, typer.Option("--block-length", help="The same in the mechanism's own unit.", rich_help_panel=_PAIR)
+]
 Temperature = Annotated[
     float | None,
     typer.Option("--temperature", help="0 is greedy; default: the model's own, else 1.", rich_help_panel=_LAW),

@@ -47,9 +47,9 @@ def _print_audit(result: Audit) -> None:
     counts = result.counts
     out.print("clean" if result.clean else "violated", style="bold green" if result.clean else "bold red")
     out.print(
-        f"{counts.get('blocks', 0)} blocks, {counts.get('tested', 0)} tested proposals, "
-        f"{counts.get('redecided', 0)} decided again, {counts.get('draws', 0)} draws checked, "
-        f"{counts.get('guards', 0)} guards, {counts.get('invalid', 0)} rows of q not finite"
+        f"{counts['blocks']} blocks, {counts['tested']} tested proposals, "
+        f"{counts['redecided']} decided again, {counts['draws']} draws checked, "
+        f"{counts['guards']} guards, {counts['invalid']} rows of q not finite"
     )
     for finding in result.findings[:_SHOWN]:
         line = f"  {finding.place}: {finding.field} is {finding.got}, wanted {finding.wanted}"

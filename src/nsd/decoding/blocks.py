@@ -76,19 +76,16 @@ class HostVerdict:
             return Origin.TARGET
         return Origin.BONUS if self.final["bonus"][b] else Origin.RECOVERED
 
-    def tested(self, b: int, position: int, kept: int, request: Request, detail: bool) -> tuple[Tested, ...]:
-        """Tested proposals of request b up to the cut after `kept` tokens; position is where its block starts.
-
-        detail says whether membership is known at accepted tokens too, so that weight factors can be given.
-        """
+    def tested(self, b: int, position: int, kept: int, request: Request) -> tuple[Tested, ...]:
+        """Tested proposals of request b up to the cut after `kept` tokens; position is where its block starts."""
         last = min(self.accepted[b] + 1, self.lengths[b], kept)
-        return tuple(self._one_tested(b, position, place, request, detail) for place in range(last))
+        return tuple(self._one_tested(b, position, place, request) for place in range(last))
 
-    def _one_tested(self, b: int, position: int, place: int, request: Request, detail: bool) -> Tested:
+    def _one_tested(self, b: int, position: int, place: int, request: Request) -> Tested:
         at = self.starts[b] + place
         c = {name: _known(column[at]) for name, column in self.columns.items()}
         origin = _ORIGINS[Branch(self.branch[at])]
-        member = bool(c["member"]) if detail else None
+        member = None if c["lam"] is None else bool(c["member"])  # both were found with the whole set, or neither
         p, q = self.columns["p_x"][at], self.columns["q_x"][at]
         factor = None
         if origin is not Origin.REJECTED:
@@ -111,6 +108,8 @@ class HostVerdict:
             entropy_p=c["entropy_p"],
             entropy_q=c["entropy_q"],
             q_below=c["q_below"],
+            q_mass=c["q_mass"],
+            p_below=c["p_below"],
         )
 
     def drawn(self, b: int, position: int, rule: Rule) -> Drawn:

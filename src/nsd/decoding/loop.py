@@ -125,9 +125,7 @@ class Decoder:
         self._retain([b for b, s in enumerate(self._live) if s.finish_reason is None])
         self._clock.lap()
         timing, now = self._clock.timing(), perf_counter() - self._started
-        return [
-            one.block(self._target.tokenizer, self._accounting, self._trace, timing, len(batch), now) for one in batch
-        ]
+        return [one.block(self._target.tokenizer, timing, len(batch), now) for one in batch]
 
     def _roll_back(self, draft: Draft, scores: Scores, verdict: HostVerdict, tokens: list[list[int]]) -> None:
         """Keep the anchor and the accepted tokens in both caches; show the drafter what was committed."""
@@ -141,7 +139,7 @@ class Decoder:
         if len(live) == len(self._live):
             return
         if self._prefill_taps is not None and self._drafting is None:
-            parts = self._prefill_taps.split([len(s.request.prompt) for s in self._live])
+            parts = torch.split(self._prefill_taps, [len(s.request.prompt) for s in self._live])
             self._prefill_taps = torch.cat([parts[b] for b in live]) if live else None
         self._live = [self._live[b] for b in live]
         if live:
@@ -208,13 +206,11 @@ class _Committing:
     texts: list[str]
     raw: list[float] | None
 
-    def block(
-        self, tokenizer: Tokenizer, accounting: Accounting, trace: bool, timing: Timing, batch: int, now: float
-    ) -> Block:
+    def block(self, tokenizer: Tokenizer, timing: Timing, batch: int, now: float) -> Block:
         """The event."""
         b, verdict, kept = self.b, self.verdict, len(self.texts)
         accepted = verdict.accepted[b]
-        tested = verdict.tested(b, self.position, kept, self.sequence.request, accounting is Accounting.FULL or trace)
+        tested = verdict.tested(b, self.position, kept, self.sequence.request)
         if self.sequence.budget is not None:
             self.sequence.budget.settle(t.eps for t in tested if t.eps is not None)
         drawn = verdict.drawn(b, self.position, self.sequence.request.rule) if kept > accepted else None
@@ -264,7 +260,7 @@ class _Clock:
 
 def _split(draft: Draft) -> list[list[int]]:
     """Proposals per request."""
-    return [part.tolist() for part in draft.tokens.split(list(draft.lengths))]
+    return [part.tolist() for part in torch.split(draft.tokens, list(draft.lengths))]
 
 
 def _fits(request: Request, target: Target) -> None:

@@ -33,7 +33,7 @@ class Request:
     ignore_eos: bool = False
     logprobs: Logprobs | None = None
     agreement: float | None = None
-    policy: Policy = "greedy"
+    policy: Policy = "front"
 
     def __post_init__(self) -> None:
         if not self.prompt:

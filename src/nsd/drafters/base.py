@@ -64,7 +64,7 @@ class Drafter(ABC):
     """A proposal mechanism.
 
     law how its tokens come about; default_k and max_k proposals per block (None = no limit); taps the target's hidden
-    states it reads; block_unit the mechanism's own count for k proposals, where it has one.
+    states it reads.
     """
 
     name: str
@@ -72,6 +72,12 @@ class Drafter(ABC):
     default_k: int
     max_k: int | None = None
     taps: tuple[int, ...] = ()
+    void: str | None = None
+    """Why nothing can be guaranteed with this drafter, for example a gate that looks at later tokens; None if its q is right."""
+
+    def block_unit(self, k: int) -> int:
+        """The mechanism's own count for k proposals; most count proposals."""
+        return k
 
     @abstractmethod
     def open(self, prompts: Sequence[Sequence[int]], taps: Tensor | None, room: int) -> DraftSession:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsd.drafters.recognise import is_eagle3, is_mtp, is_nemotron
 from nsd.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ DRAFTERS: dict[str, Entry] = {
 """Drafters that are asked for by name; `auto` and a folder or hub name work beside them."""
 
 KINDS: list[Kind] = [
+    Kind("nemotron", "nsd.drafters.nemotron:load", "Nemotron: the target fills in blanks", is_nemotron, in_target=True),
+    Kind("eagle3", "nsd.drafters.eagle3:load", "EAGLE-3: a layer over target features, token by token", is_eagle3),
+    Kind("mtp", "nsd.drafters.mtp:load", "the multi-token prediction layer of the target", is_mtp, in_target=True),
     Kind("draft-model", "nsd.drafters.draft_model:model_drafter", "a smaller language model", is_causal_lm),
 ]
 """Folders by what their config.json says; the first that recognises it wins, so special ones stand first."""
@@ -139,8 +143,9 @@ def _from_hub(source: str) -> Path:
 
 def _make_auto(target: Target, options: dict[str, Any]) -> Drafter:
     """The drafter inside the target's own folder, if it has one; else the fallback."""
-    if (Path(target.name) / "config.json").is_file():
-        config = read_config(target.name)
+    folder = getattr(target, "folder", None) or target.name  # where a hub name was fetched to, if the target says so
+    if (Path(folder) / "config.json").is_file():
+        config = read_config(str(folder))
         for kind in KINDS:
             if kind.in_target and kind.recognise(config):
                 return _make(kind.factory, kind.name, target, target.name, **options)

@@ -4,7 +4,7 @@ p is the target's law, q the law a draft was really drawn from, x a drafted toke
 nucleus threshold. Rows are positions: p [N, V].
 """
 
-from nsd.laws.draw import draw, mass_below
+from nsd.laws.draw import draw, mass_below, total_mass
 from nsd.laws.excess import excess_masses, excess_masses_in, point_excess_masses, residual
 from nsd.laws.nucleus import Ties, is_member, mass_above, mass_before, members, members_by_sort, threshold
 from nsd.laws.rng import MAX_SEED, Purpose, uniforms
@@ -35,5 +35,6 @@ __all__ = [
     "residual",
     "row_sum",
     "threshold",
+    "total_mass",
     "uniforms",
 ]

@@ -17,6 +17,11 @@ def draw(law: Tensor, u: Tensor) -> Tensor:
     return torch.searchsorted(running, aim, right=True).squeeze(-1).clamp_max(law.shape[-1] - 1)
 
 
+def total_mass(law: Tensor) -> Tensor:
+    """The total that `draw` multiplies u with, in float64: law [N, V] -> [N]."""
+    return law.cumsum(-1, dtype=torch.float64)[:, -1]
+
+
 def mass_below(law: Tensor, ids: Tensor) -> Tensor:
     """Mass of all ids smaller than the given one, in float64: law [N, V], ids [N] -> [N].
 

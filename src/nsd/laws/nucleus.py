@@ -16,14 +16,16 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nsd.laws.rows import greater, mass_where
 
 Ties = Literal["all", "smallest"]
 Column = Tensor | float
 
-_FIRST_FLOOR = 2.0**-11
-_FLOOR_STEP = 2.0**-6
+_FLOOR = 2.0**-11
+_CHUNK = 64
+_DIGIT = 11
 
 
 def mass_above(p: Tensor, p_x: Tensor) -> Tensor:
@@ -50,35 +52,66 @@ def is_member(p_x: Tensor, mass: Tensor, theta: Column) -> Tensor:
 def threshold(p: Tensor, theta: Column) -> Tensor:
     """The smallest probability inside the mass-form nucleus: p [N, V] -> [N] in p's dtype; inf where S is empty.
 
-    S = {p >= threshold}. Only ids above a falling floor are gathered and ordered, a few hundred of a large vocabulary;
-    the floor falls only for rows whose gathered mass stays below theta.
+    S = {p >= threshold}. Where the ids above a small floor hold theta between them, only those are ordered, some tens
+    of a large vocabulary; the nucleus of a flat law is found by its digits instead.
     """
     theta = torch.as_tensor(theta, dtype=torch.float64, device=p.device).expand(p.shape[0])
     smallest = torch.full_like(p[:, 0], torch.inf)
-    pending = torch.arange(p.shape[0], device=p.device)
-    floor = _FIRST_FLOOR
-    while len(pending):
-        found, gathered_all = _threshold_above(p[pending], theta[pending], floor)
-        smallest[pending] = found
-        pending = pending[~gathered_all]
-        floor = floor * _FLOOR_STEP if floor > torch.finfo(p.dtype).tiny else 0.0
+    everything = (theta >= 1).nonzero().squeeze(-1)
+    if len(everything):
+        smallest[everything] = torch.where(p[everything] > 0, p[everything], torch.inf).amin(-1)
+    pending = ((theta > 0) & (theta < 1)).nonzero().squeeze(-1)
+    if len(pending):
+        smallest[pending], held = _threshold_above(_rows(p, pending), theta[pending], _FLOOR)
+        pending = pending[held < theta[pending]]
+    if len(pending):
+        smallest[pending] = _threshold_by_digits(_rows(p, pending), theta[pending])
     return smallest
 
 
+def _rows(p: Tensor, index: Tensor) -> Tensor:
+    return p if len(index) == len(p) else p[index]
+
+
 def _threshold_above(p: Tensor, theta: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    """Threshold among the ids with p > floor, and whether lower ids could change it: [n, V], [n] -> [n], [n]."""
-    row, column = (p > floor).nonzero(as_tuple=True)
-    counts = torch.bincount(row, minlength=p.shape[0])
-    width = max(int(counts.max()), 1)
+    """Threshold if the ids above the floor hold theta, and the mass that they do hold: [n, V], [n] -> [n], [n].
+
+    Chunks of ids whose largest probability is not above the floor are passed over whole.
+    """
+    chunks = pad(p, (0, -p.shape[-1] % _CHUNK)).view(len(p), -1, _CHUNK)
+    row, chunk = (chunks.amax(-1) > floor).nonzero(as_tuple=True)
+    few = chunks[row, chunk]
+    at, lane = (few > floor).nonzero(as_tuple=True)
+    row = row[at]
+    counts = torch.bincount(row, minlength=len(p))
     slot = torch.arange(len(row), device=p.device) - (counts.cumsum(0) - counts)[row]
-    candidates = p.new_zeros(p.shape[0], width)
-    candidates[row, slot] = p[row, column]
-    ordered = candidates.sort(-1, descending=True).values
+    found = p.new_zeros(len(p), max(int(counts.max()), 1))
+    found[row, slot] = few[at, lane]
+    ordered = found.sort(-1, descending=True).values
     running = ordered.cumsum(-1, dtype=torch.float64)
-    inside = is_member(ordered, running - ordered, theta.unsqueeze(-1))
-    smallest = torch.where(inside, ordered, torch.inf).amin(-1)
-    settled = (theta == 0) | ((running[:, -1] >= theta) & (theta < 1)) | torch.full_like(inside[:, 0], floor == 0.0)
-    return smallest, settled
+    inside = is_member(ordered, pad(running, (1, -1)), theta.unsqueeze(-1))
+    return torch.where(inside, ordered, torch.inf).amin(-1), running[:, -1]
+
+
+def _threshold_by_digits(p: Tensor, theta: Tensor) -> Tensor:
+    """Threshold of any law for 0 < theta < 1: [n, V], [n] -> [n].
+
+    Positive floats order as the integers of their bits. Digit by digit: add up the mass of each value of the digit and
+    keep the smallest value that has mass and less than theta above it.
+    """
+    bits = p.view(torch.int32 if p.dtype == torch.float32 else torch.int64)
+    mass, above, prefix = p.double(), torch.zeros_like(theta).unsqueeze(-1), torch.zeros_like(bits[:, :1])
+    low = 8 * p.element_size() - 1
+    while low > 0:
+        width = min(_DIGIT, low)
+        low -= width
+        digit = ((bits >> low) - (prefix << width)).clamp_(-1, 1 << width).long() + 1
+        piles = mass.new_zeros(len(p), (1 << width) + 2).scatter_add_(-1, digit, mass)[:, 1:-1]
+        higher = pad(piles.flip(-1).cumsum(-1), (1, -1)).flip(-1) + above
+        value = ((piles > 0) & (higher < theta.unsqueeze(-1))).to(torch.uint8).argmax(-1, keepdim=True)
+        above = higher.gather(-1, value)
+        prefix = (prefix << width) + value.to(prefix.dtype)
+    return prefix.view(p.dtype).squeeze(-1)
 
 
 def members(p: Tensor, theta: Column, ties: Ties = "all") -> Tensor:

@@ -21,7 +21,7 @@ MAX_SEED = 2**64 - 1
 _LOW = np.uint64(0xFFFFFFFF)
 _WORD = np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_WEYL = 0x9E3779B9, 0xBB67AE85
+_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _ROUNDS = 10
 
 
@@ -35,34 +35,30 @@ class Purpose(IntEnum):
     COIN = 4
 
 
-def philox(counter: Sequence[Uint64], seed: int) -> list[Uint64]:
-    """Philox-4x32-10 of four 32-bit counter words (broadcast arrays) under a 64-bit key."""
+def philox(counter: Sequence[Uint64], low: Uint64, high: Uint64) -> list[Uint64]:
+    """Philox-4x32-10 of four 32-bit counter words under a key of two; all arrays broadcast."""
     a, b, c, d = (np.asarray(word, dtype=np.uint64) & _LOW for word in counter)
-    low, high = seed & 0xFFFFFFFF, seed >> 32
     for _ in range(_ROUNDS):
         first, second = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
-        a, b = (second >> _WORD) ^ b ^ np.uint64(low), second & _LOW
-        c, d = (first >> _WORD) ^ d ^ np.uint64(high), first & _LOW
-        low, high = (low + _WEYL[0]) & 0xFFFFFFFF, (high + _WEYL[1]) & 0xFFFFFFFF
+        a, b = (second >> _WORD) ^ b ^ low, second & _LOW
+        c, d = (first >> _WORD) ^ d ^ high, first & _LOW
+        low, high = (low + _WEYL[0]) & _LOW, (high + _WEYL[1]) & _LOW
     return [a, b, c, d]
 
 
 def uniforms(
-    seed: int,
+    seed: npt.ArrayLike,
     request: npt.ArrayLike,
     position: npt.ArrayLike,
-    purpose: Purpose,
+    purpose: npt.ArrayLike,
     block: npt.ArrayLike = 0,
 ) -> npt.NDArray[np.float64]:
-    """Uniforms in [0, 1) with 53 bits, never 1.0; request, position and block broadcast against each other.
+    """Uniforms in [0, 1) with 53 bits, never 1.0; all arguments broadcast against each other.
 
-    position counts output tokens from 0; block is the block number, used by drafts alone.
+    seed in [0, 2^64); position counts output tokens from 0; purpose is a Purpose; block is the block number, which only
+    drafts have (0 elsewhere).
     """
-    position, request, block = np.broadcast_arrays(
-        np.asarray(position, dtype=np.uint64),
-        np.asarray(request, dtype=np.uint64),
-        np.asarray(block, dtype=np.uint64),
-    )
-    kind = np.full(position.shape, int(purpose), dtype=np.uint64)
-    first, second, _, _ = philox([position, request, kind, block], seed)
+    keys = [np.asarray(key, dtype=np.uint64) for key in (seed, request, position, purpose, block)]
+    seed, request, position, purpose, block = np.broadcast_arrays(*keys)
+    first, second, _, _ = philox([position, request, purpose, block], seed & _LOW, seed >> _WORD)
     return ((first >> np.uint64(5)) * 67108864.0 + (second >> np.uint64(6))) / 9007199254740992.0

@@ -15,7 +15,7 @@ def row_sum(rows: Tensor) -> Tensor:
     batch; chunks of 128 are always summed whole.
     """
     whole = rows.shape[-1] // _CHUNK * _CHUNK
-    total = rows[:, :whole].unflatten(-1, (-1, _CHUNK)).sum(-1).sum(-1, dtype=torch.float64)
+    total: Tensor = rows[:, :whole].reshape(len(rows), whole // _CHUNK, _CHUNK).sum(-1).sum(-1, dtype=torch.float64)
     if whole < rows.shape[-1]:
         total = total + rows[:, whole:].sum(-1, dtype=torch.float64)
     return total

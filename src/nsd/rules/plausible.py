@@ -59,7 +59,7 @@ class RelaxedTopK(Rule):
     needs_q = False
     recovery = Recovery.ARGMAX
     ranges: ClassVar = {
-        "k": ("an integer >= 1", lambda v: v >= 1 and v == int(v)),
+        "k": ("an integer >= 1", lambda v: v >= 1 and v % 1 == 0),
         "delta": ("a number in [0, 1]", lambda v: 0 <= v <= 1),
     }
 

@@ -130,7 +130,7 @@ class TopKSet(RatioOrSet):
     name = "topk"
     formula = "u < p/q or rank_p(x) <= k"
     source = "rank acceptance of lossy speculation, with the residual kept; shared notes, lemma 1.0"
-    ranges: ClassVar = {"k": ("an integer >= 0", lambda v: v >= 0 and v == int(v)), "max_deviation": _CAP}
+    ranges: ClassVar = {"k": ("an integer >= 0", lambda v: v >= 0 and v % 1 == 0), "max_deviation": _CAP}
 
     @property
     def needs(self) -> Need:
@@ -150,7 +150,8 @@ class TopKSet(RatioOrSet):
         widest = min(max(int(k.max()), 1), p.shape[-1])
         top = p.topk(widest, -1).values
         kth = top.gather(-1, (k - 1).clamp(0, widest - 1).unsqueeze(-1)).squeeze(-1)
-        return torch.where((k > 0) & (kth > 0), kth, torch.where(k > 0, torch.finfo(p.dtype).tiny, torch.inf))
+        above_zero = torch.nextafter(torch.zeros_like(kth), torch.ones_like(kth))
+        return torch.where(k > 0, torch.maximum(kth, above_zero), torch.inf)
 
 
 @dataclass(frozen=True)

@@ -56,11 +56,19 @@ class TargetSession(ABC):
 
     @abstractmethod
     def score(self, inputs: Sequence[Sequence[int]]) -> Scores:
-        """One pass over new tokens, inputs[b] for request b (each at least one) -> a row for each, M = sum of lengths."""
+        """One pass over new tokens, inputs[b] for request b -> a row for each token, M = sum of lengths.
+
+        inputs[b] may be empty: request b then sits this pass out (a drafting chain that is already long enough). At
+        least one request has a token. `score` may be called several times before `keep`.
+        """
 
     @abstractmethod
     def keep(self, counts: Sequence[int]) -> None:
-        """Of the inputs of the last `score`, keep the first counts[b] of request b; roll the others back exactly."""
+        """Of the inputs scored since the last `keep`, keep the first counts[b] of request b; roll back the rest.
+
+        Several `score` calls in a row count as one list of inputs per request, in the order they were fed. A `score`
+        after another without `keep` between them builds on all of its inputs.
+        """
 
     @abstractmethod
     def retain(self, requests: Sequence[int]) -> None:

@@ -98,8 +98,8 @@ def gather(tested: Tested, needs: Need) -> Evidence:
 def excess_of(tested: Tested, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Exact mass, membership, R and ES at the given positions, without a sort for the mass form: [n] each.
 
-    Membership comes from the same edge as ES. mass is NaN where membership did not need it. For a rule without a set the
-    place of ES is taken by the deviation of its emitted law: 0 for exact rules.
+    Membership comes from the same edge as ES. mass is NaN where membership did not need it. For a rule without a set
+    the place of ES is taken by the deviation of its emitted law: 0 for exact rules.
     """
     p = tested.p_rows()
     unknown = torch.full_like(tested.p_x, torch.nan, dtype=torch.float64)

@@ -38,9 +38,21 @@ class Layout:
         start = host.cumsum(0) - host
         place = torch.arange(len(owner)) - start[owner]
         first = start + torch.arange(len(lengths))
-        columns = (owner, place, first[owner] + place, first, start, host)
-        on_device = (column.to(device, non_blocking=True) for column in columns)
-        return cls(*on_device, lengths=lengths, starts=tuple(start.tolist()))
+        row = torch.arange(len(owner)) + owner
+
+        def moved(column: Tensor) -> Tensor:
+            return column.to(device, non_blocking=True)
+
+        return cls(
+            owner=moved(owner),
+            place=moved(place),
+            row=moved(row),
+            first=moved(first),
+            start=moved(start),
+            length=moved(host),
+            lengths=lengths,
+            starts=tuple(start.tolist()),
+        )
 
     def padded(self, column: Tensor, filler: float | bool) -> Tensor:
         """Column [N] as a table [B, widest], short rows filled."""

@@ -97,7 +97,8 @@ class Columns:
     """Per drafted token, [N]; NaN (or False) where not computed. All float64 but member.
 
     p_x, q_x; mass above x (before x in the prefix form); rank; R, ES of the position; eps = lam ES, the deviation
-    spent there; lam; member of the set; entropies of p and q in nats; mass of p and q below x.
+    spent there; lam; member of the set; entropies of p and q in nats; mass of q below x and in all; mass of p below x
+    (only for a rule that compares x with the target's own draw).
     """
 
     p_x: Tensor
@@ -112,6 +113,8 @@ class Columns:
     entropy_p: Tensor
     entropy_q: Tensor
     q_below: Tensor
+    q_mass: Tensor
+    p_below: Tensor
 
 
 @dataclass(frozen=True, slots=True)

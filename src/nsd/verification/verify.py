@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsd.errors import ConfigError, NonFiniteTarget
-from nsd.laws import argmax, draw, entropy, mass_below, one_hot, residual, row_sum
+from nsd.errors import NonFiniteTarget
+from nsd.laws import argmax, draw, entropy, mass_below, one_hot, residual, row_sum, total_mass
 from nsd.rules import Evidence, Need, RatioOrSet, Recovery, Rule, batched, group_key, passes_ratio
 from nsd.verification.allowance import spend
 from nsd.verification.evidence import Tested, excess_of, gather
@@ -37,7 +37,7 @@ def verify(
     rules       one per request; a rule's max_deviation joins `caps`
     uniforms    [M] each, float64
     accounting  OFF and RESCUES compute nothing that the decision does not need; FULL has R and ES at tested positions
-    caps        what each request may still spend on deviation
+    caps        what each request may still spend on deviation; rules that are no ratio-or-set ignore it
     trace       also mass, rank, entropies and the masses below each draw, for a recorder
 
     Raises NonFiniteTarget if a row that was needed has no finite law.
@@ -84,7 +84,9 @@ def _groups(rules: Sequence[Rule], layout: Layout) -> list[_Group]:
         rule = batched([rules[b] for b in requests], [lengths[b] for b in requests], device)
         starts = layout.starts
         rows = [i for b in requests for i in range(starts[b], starts[b] + lengths[b])]
-        groups.append(_Group(rule, torch.tensor(requests, device=device), torch.tensor(rows, device=device, dtype=torch.long)))
+        groups.append(
+            _Group(rule, torch.tensor(requests, device=device), torch.tensor(rows, device=device, dtype=torch.long))
+        )
     return groups
 
 
@@ -93,9 +95,6 @@ def _with_rule_caps(rules: Sequence[Rule], caps: Caps | None, layout: Layout) ->
     own = [1.0 if rule.max_deviation is None else float(rule.max_deviation) for rule in rules]
     if caps is None and all(rule.max_deviation is None for rule in rules):
         return None
-    if any(not (rule.lossless or isinstance(rule, RatioOrSet)) for rule in rules):
-        name = next(rule.name for rule in rules if not (rule.lossless or isinstance(rule, RatioOrSet)))
-        raise ConfigError(f"rule {name} cannot be capped; take a ratio-or-set rule such as nsd, or drop the cap")
     cap = torch.tensor(own, dtype=torch.float64, device=layout.owner.device)[layout.owner]
     if caps is None:
         return Caps(cap, torch.zeros_like(layout.length, dtype=torch.float64))
@@ -120,10 +119,14 @@ def _blank_columns(tested: Tested) -> Columns:
         entropy_p=blank(),
         entropy_q=blank(),
         q_below=blank(),
+        q_mass=blank(),
+        p_below=blank(),
     )
 
 
-def _decide(group: _Group, everything: Tested, u: Tensor, caps: Caps | None, layout: Layout, columns: Columns) -> Tensor:
+def _decide(
+    group: _Group, everything: Tested, u: Tensor, caps: Caps | None, layout: Layout, columns: Columns
+) -> Tensor:
     """Acceptance of the drafted tokens of one group: [n] bool.
 
     A rule that widens the ratio test looks only at tokens that failed it.
@@ -210,6 +213,9 @@ def _account(group: _Group, everything: Tested, was_tested: Tensor, columns: Col
         columns.mass[rows], columns.rank[rows], columns.entropy_p[rows] = e.mass, e.rank.double(), e.entropy_p
         q = few.q_rows()
         columns.entropy_q[rows], columns.q_below[rows] = entropy(q), mass_below(q, few.x)
+        columns.q_mass[rows] = total_mass(q)
+        if Need.TARGET_DRAW in group.rule.needs:
+            columns.p_below[rows] = mass_below(few.p_rows(), few.x)
 
 
 def _require_finite(p: Tensor, layout: Layout, accepted: Tensor) -> None:
@@ -262,7 +268,7 @@ def _finish(
             token=final,
             bonus=bonus,
             p_x=p_row.gather(-1, at).squeeze(-1).double(),
-            mass=law.sum(-1, dtype=torch.float64) if trace else unknown,
+            mass=total_mass(law) if trace else unknown,
             weight=law.gather(-1, at).squeeze(-1).double() if trace else unknown,
             below=mass_below(law, final) if trace else unknown,
         ),
