@@ -61,6 +61,7 @@ class Ids:
     """A tokenizer whose texts are its ids."""
 
     eos_token_id: int | None = None
+    prefix: tuple[int, ...] = ()
 
     def encode(self, text: str) -> list[int]:
         """Ids separated by spaces."""

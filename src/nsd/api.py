@@ -128,7 +128,9 @@ class Pair:
         if not prompt.strip():
             raise PromptError("the prompt is empty, wanted some text; try nsd generate 'Once upon a time'")
         tokenizer = self.target.tokenizer
-        return tuple(tokenizer.chat([{"role": "user", "content": prompt}]) if chat else tokenizer.encode(prompt))
+        if chat:
+            return tuple(tokenizer.chat([{"role": "user", "content": prompt}]))
+        return (*tokenizer.prefix, *tokenizer.encode(prompt))
 
 
 class Run:

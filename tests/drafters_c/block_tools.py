@@ -152,7 +152,9 @@ def filled(keys, seed: int = 0) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def qwen3_keys(vocab: int = VOCAB, hidden: int = HIDDEN, layers: int = DRAFT_LAYERS, target_layers=TARGET_LAYERS) -> dict:
+def qwen3_keys(
+    vocab: int = VOCAB, hidden: int = HIDDEN, layers: int = DRAFT_LAYERS, target_layers=TARGET_LAYERS
+) -> dict:
     """Config keys that the z-lab and DeepSpec layouts share with Qwen3."""
     return {
         "model_type": "qwen3",
@@ -228,7 +230,9 @@ def nested(kind: str = "vanilla", block: int = 5, seed: int = 0, **extra) -> Mad
     return Made(config | extra, filled(backbone_keys() | markov_keys(kind), seed))
 
 
-def speculators(algorithm: str, kind: str = "vanilla", block: int = 5, seed: int = 0, reduced: bool = False, **extra) -> Made:
+def speculators(
+    algorithm: str, kind: str = "vanilla", block: int = 5, seed: int = 0, reduced: bool = False, **extra
+) -> Made:
     """speculators' layout: layer settings one level down and without Qwen3's defaults, ids that already are taps."""
     full = qwen3_keys()
     defaults = Qwen3Config().to_dict()

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 _NEVER_CALLED = ("openai", "datasets", "hs_connectors")
-REASON = "needs {0}, an independent implementation to compare with: pip install --no-deps dflash==0.1.0 speculators==0.9.0"
+REASON = (
+    "needs {0}, an independent implementation to compare with: pip install --no-deps dflash==0.1.0 speculators==0.9.0"
+)
 
 
 class _StandIn(ModuleType):

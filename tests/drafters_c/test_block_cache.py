@@ -1,4 +1,4 @@
-"""DFlash and DSpark with a cache equal recomputation without one, over rounds of propose and commit in ragged batches."""
+"""DFlash and DSpark with a cache equal recomputation without one, over rounds in ragged batches."""
 
 import pytest
 import torch
@@ -84,9 +84,7 @@ def test_rounds_in_a_ragged_batch(name, target, tmp_path):
     for step in range(5):
         # Some requests want fewer proposals, one of them none at all.
         ks = [drafter.max_k - (b + step) % 3 if (b + step) % 4 else 0 for b in range(len(sequences))]
-        asks = [
-            Ask(k, s[-1], p, s[len(p) :], Sampling()) for k, s, p in zip(ks, sequences, prompts, strict=True)
-        ]
+        asks = [Ask(k, s[-1], p, s[len(p) :], Sampling()) for k, s, p in zip(ks, sequences, prompts, strict=True)]
         draft = session.propose(asks, torch.rand(len(ks), max(ks), generator=g, dtype=torch.float64))
         fed += made.config["block_size"] * sum(k > 0 for k in ks)
         assert draft.lengths == tuple(ks)
@@ -101,9 +99,7 @@ def test_rounds_in_a_ragged_batch(name, target, tmp_path):
         committed = [[number(0, 59) for _ in range(number(0, k + 1) + 1)] for k in ks]
         kept = [[s[-1], *new[:-1]] for s, new in zip(sequences, committed, strict=True)]
         whole = [s[:-1] + inputs for s, inputs in zip(sequences, kept, strict=True)]
-        states = [
-            target.states([w], drafter.taps)[1][-len(inputs) :] for w, inputs in zip(whole, kept, strict=True)
-        ]
+        states = [target.states([w], drafter.taps)[1][-len(inputs) :] for w, inputs in zip(whole, kept, strict=True)]
         session.commit(committed, torch.cat(states))
         fed += sum(map(len, kept))
         for s, new in zip(sequences, committed, strict=True):

@@ -121,7 +121,7 @@ def decode(target, drafter, rule, n, seed):
         verdict = verify(draft, p, [rule] * len(alive), chance, Accounting.FULL)
         evidence = evidence or (draft, p, verdict)
         accepted, final = verdict.accepted.tolist(), verdict.final.token.tolist()
-        new = [d[:a] + [f] for d, a, f in zip(drafted, accepted, final, strict=True)]
+        new = [[*d[:a], f] for d, a, f in zip(drafted, accepted, final, strict=True)]
         starts = torch.tensor([0] + [length + 1 for length in draft.lengths]).cumsum(0)[:-1].tolist()
         kept = [s + i for s, tokens in zip(starts, new, strict=True) for i in range(len(tokens))]
         session.keep([len(tokens) for tokens in new])
@@ -216,7 +216,9 @@ def test_absent_ids_are_never_drafted(tmp_path):
     drafter = dspark.load(target, small(tools.deepspec("vanilla", block=3)).write(tmp_path))
     _, taps = target.states([[3, 1]], drafter.taps)
     session = drafter.open([[3, 1]] * 200, taps.repeat(200, 1, 1), 9)
-    draft = session.propose([Ask(3, 7, [3, 1], [7], Sampling())] * 200, uniform(torch.Generator().manual_seed(6), 200, 3))
+    draft = session.propose(
+        [Ask(3, 7, [3, 1], [7], Sampling())] * 200, uniform(torch.Generator().manual_seed(6), 200, 3)
+    )
     assert draft.tokens.max() < 9 and (draft.q[:, 9:] == 0).all()
 
 
@@ -287,11 +289,16 @@ def test_the_gate_is_a_stopping_rule_by_enumeration(tmp_path, kind):
     target.model.lm_head.weight.mul_(0.5)
     made = tools.deepspec(kind, block=3, seed=9)
     made.config.update(vocab_size=5, mask_token_id=4)
-    for name in ("embed_tokens.weight", "lm_head.weight", "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"):
+    for name in (
+        "embed_tokens.weight",
+        "lm_head.weight",
+        "markov_head.markov_w1.weight",
+        "markov_head.markov_w2.weight",
+    ):
         made.tensors[name] = made.tensors[name][:5] * (0.4 if name == "lm_head.weight" else 1.0)
     made.tensors["confidence_head.proj.weight"] *= 0.7
     made.tensors["confidence_head.proj.bias"] = torch.zeros(1)
-    conf = tools_confidences(target, made, tmp_path)
+    conf = threshold_between(target, made, tmp_path)
     done = Enumerated(target, made, tmp_path, threshold=conf)
     exact = done.p1[:, None] * done.p2
     assert {1, 2, 3} & set(done.lengths) and len(set(done.lengths)) >= 2, "the gate cuts blocks at different depths"
@@ -302,7 +309,7 @@ def test_the_gate_is_a_stopping_rule_by_enumeration(tmp_path, kind):
     assert (done.emitted_pairs(peeking) - exact).abs().max() > 1e-3
 
 
-def tools_confidences(target, made, folder):
+def threshold_between(target, made, folder):
     """A threshold in the middle of the confidences of the second slot over all ids, below that of the first."""
     drafter = dspark.load(target, made.write(folder), threshold=0.5)
     prompt = [3, 1, 4]

@@ -6,6 +6,7 @@ from transformers import DynamicCache, Qwen3Config
 
 from nsd.drafters import dflash
 from nsd.drafters.base import Ask
+from nsd.drafters.block_shape import spread_layers
 from nsd.laws import Sampling
 from tests.drafters_c import block_tools as tools
 from tests.drafters_c.peers import peer
@@ -73,17 +74,11 @@ def test_zlab_layer_ids_are_read_as_the_package_reads_them(target, tmp_path):
 def test_default_layers_are_the_packages(target, tmp_path):
     build = peer("dflash.model", "dflash").build_target_layer_ids
     for layers, count in [(8, 3), (36, 5), (40, 5), (24, 1), (64, 6)]:
-        assert tools_spread(layers, count) == build(layers, count)
+        assert spread_layers(layers, count) == build(layers, count)
     made = tools.zlab()
     made.config["dflash_config"].pop("target_layer_ids")
     drafter = dflash.load(target, made.write(tmp_path))
     assert drafter.taps == tuple(i + 1 for i in build(tools.TARGET_LAYERS, tools.DRAFT_LAYERS))
-
-
-def tools_spread(layers, count):
-    from nsd.drafters.block_shape import spread_layers
-
-    return spread_layers(layers, count)
 
 
 def speculators_model(made, name, config_name):
@@ -121,7 +116,9 @@ def test_speculators_logits_of_anchored_blocks(target, tmp_path, reduced, from_a
     prefixes = [ids[0, :n].tolist() for n in blocks]
     session = drafter.open(prefixes, torch.cat([taps[:n] for n in blocks]), 8)
     k = 5 - first
-    draft = session.propose([ask(k, int(ids[0, n]), p) for n, p in zip(blocks, prefixes, strict=True)], torch.rand(6, k))
+    draft = session.propose(
+        [ask(k, int(ids[0, n]), p) for n, p in zip(blocks, prefixes, strict=True)], torch.rand(6, k)
+    )
     theirs = logits.view(6, 5, -1)[:, first:]
     q = draft.q.view(6, k, -1)
     if reduced:

@@ -45,7 +45,7 @@ def qwen(tmp_path_factory):
 
 def answer(capsys, monkeypatch, model, drafter, *more):
     call = ["nsd", "generate", "w3 w7 w1", "--model", model, "--drafter", drafter, "--dtype", "float32", "--json"]
-    monkeypatch.setattr("sys.argv", [*call, "--max-new-tokens", "24", "--seed", "5", *more])
+    monkeypatch.setattr("sys.argv", [*call, "--max-new-tokens", "24", "--seed", "1", *more])
     with pytest.raises(SystemExit) as ended:
         main()
     out = capsys.readouterr()

@@ -56,7 +56,8 @@ def test_large_vocabulary_peaked_and_flat(spread, theta):
 
 
 def test_a_flat_row_beside_peaked_ones():
-    p = torch.cat([random_laws(seed, 1, 5000, spread, torch.float32) for seed, spread in enumerate([8.0, 0.1, 4.0, 0.0])])
+    spreads = [8.0, 0.1, 4.0, 0.0]
+    p = torch.cat([random_laws(seed, 1, 5000, spread, torch.float32) for seed, spread in enumerate(spreads)])
     theta = torch.tensor([0.9, 0.95, 1.0, 0.5], dtype=torch.float64)
     assert torch.equal(members(p, theta), members_by_sort(p, theta))
 

@@ -42,4 +42,5 @@ def test_excess_and_coefficient():
         assert abs(es.item() - case["ES"]) < 1e-12
     for case in cases("cap"):
         p, q = laws_of(case)
-        assert abs(NSD(case["theta"], max_deviation=case["max_deviation"]).coefficient(p, q).item() - case["lam"]) < 1e-12
+        rule = NSD(case["theta"], max_deviation=case["max_deviation"])
+        assert abs(rule.coefficient(p, q).item() - case["lam"]) < 1e-12

@@ -15,7 +15,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from nsd.events import Drawn, Tested
+from nsd import events
 from nsd.trace.schema import Trace
 from nsd.trace.view import page
 from tests.trace.world import decode
@@ -58,9 +58,9 @@ def shown(browser: webdriver.Chrome, traces: dict[str, Trace], tmp_path: Path) -
     return trace
 
 
-def entries(trace: Trace) -> list[tuple[int, Tested | Drawn]]:
+def entries(trace: Trace) -> list[tuple[int, events.Tested | events.Drawn]]:
     """Tokens in the order of the page, with their request."""
-    found: list[tuple[int, Tested | Drawn]] = []
+    found: list[tuple[int, events.Tested | events.Drawn]] = []
     for info in trace.header.requests:
         for block in trace.of(info.request):
             found += [(info.request, t) for t in block.tested]
@@ -93,7 +93,7 @@ def test_numbers_on_the_page_are_the_traces(browser: webdriver.Chrome, shown: Tr
         assert entry.origin.value in str(token.get_attribute("class")).split()
         token.click()
         values = panel(browser)
-        if isinstance(entry, Tested):
+        if isinstance(entry, events.Tested):
             spent[request] += entry.eps or 0.0
             product[request] *= 1 - (entry.eps or 0.0)
             names = ("p", "q", "u", "rank", "mass", "R", "ES", "lam", "eps", "weight_factor", "entropy_p", "entropy_q")
@@ -116,7 +116,9 @@ def test_text_states_blocks_and_counts(browser: webdriver.Chrome, shown: Trace) 
         assert "".join(map(str, kept)) == "".join(block.text for block in shown.of(info.request))
         struck = [t.get_property("textContent") for t in box.find_elements(By.CSS_SELECTOR, ".tok.rejected")]
         rejected = [
-            block.rejected_text for block in shown.of(info.request) if any(t.origin == "rejected" for t in block.tested)
+            block.rejected_text.replace("\n", "")
+            for block in shown.of(info.request)
+            if any(t.origin == "rejected" for t in block.tested)
         ]
         assert struck == rejected
         edges = [edge.text for edge in box.find_elements(By.CSS_SELECTOR, ".edge")]

@@ -45,4 +45,3 @@ def single(p, q, x, u=0.5, residual_u=0.5, target_u=0.5):
     law = DraftLaw.POINT if q is None else DraftLaw.SAMPLED
     draft = Draft(torch.tensor([x]), (1,), law, None if q is None else column(q))
     return draft, rows, Uniforms(*(column(v, v) for v in (u, residual_u, target_u)))
-

@@ -10,6 +10,7 @@ from nsd.rules import NSD, SD
 from nsd.verification import Accounting, Branch, Caps, Draft, DraftLaw, Uniforms, verify
 from nsd.verification.reference import Allowance, decide
 from tests.strategies import dyadic_law, thetas, uniform_numbers
+from tests.verification.blocks import column
 
 caps_at = st.sampled_from([0.0, 0.0625, 0.25, 1.0, math.inf])
 floors = st.sampled_from([0.0, 0.5, 0.875, 1.0])
@@ -41,9 +42,9 @@ def batch(draw):
     return vocab, sampled, requests, limits
 
 
-def tensor(rows, width=None):
-    flat = [row for request_rows in rows for row in request_rows]
-    return torch.tensor(flat, dtype=torch.float64).reshape(-1 if width is None else len(flat), *([width] if width else []))
+def tensor(parts, *width):
+    flat = [row for part in parts for row in part]
+    return torch.tensor(flat, dtype=torch.float64).reshape(len(flat), *width)
 
 
 def verified(vocab, sampled, requests, limits, accounting=Accounting.FULL, rules=None):
@@ -57,7 +58,7 @@ def verified(vocab, sampled, requests, limits, accounting=Accounting.FULL, rules
     caps = None
     if limits[0] is not None:
         cap = [limit[0] for limit, n in zip(limits, lengths, strict=True) for _ in range(n)]
-        caps = Caps(torch.tensor(cap, dtype=torch.float64), torch.tensor([limit[1] for limit in limits], dtype=torch.float64))
+        caps = Caps(column(*cap), column(*(limit[1] for limit in limits)))
     uniforms = Uniforms(*(tensor([r[name] for r in requests]) for name in ("accept_u", "residual_u", "target_u")))
     rules = rules or [NSD(r["theta"], ties=r["ties"]) for r in requests]
     return verify(draft, tensor([r["p"] for r in requests], vocab), rules, uniforms, accounting, caps)
@@ -81,8 +82,8 @@ def test_verify_is_the_reference_request_by_request(made):
         assert verdict.final.bonus[b] == expected.bonus
         assert verdict.guard[b] == expected.guard
         for name in ("R", "ES", "eps", "lam"):
-            got = getattr(verdict.columns, name)[here]
-            torch.testing.assert_close(got, torch.tensor(getattr(expected, name), dtype=torch.float64), rtol=0, atol=1e-12)
+            got, wanted = getattr(verdict.columns, name)[here], column(*getattr(expected, name))
+            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
         start += len(asked["tokens"])
 
 
@@ -100,8 +101,9 @@ def test_theta_zero_and_a_cap_of_zero_are_standard_speculation(made):
     vocab, sampled, requests, _ = made
     free = [None] * len(requests)
     exact = verified(vocab, sampled, requests, free, rules=[SD()] * len(requests))
-    for rules in ([NSD(0.0)], [NSD(r["theta"], ties=r["ties"], max_deviation=0.0) for r in requests]):
-        same = verified(vocab, sampled, requests, free, rules=rules * (1 if len(rules) == len(requests) else len(requests)))
+    capped = [NSD(r["theta"], ties=r["ties"], max_deviation=0.0) for r in requests]
+    for rules in ([NSD(0.0)] * len(requests), capped):
+        same = verified(vocab, sampled, requests, free, rules=rules)
         assert torch.equal(same.branch, exact.branch)
         assert torch.equal(same.final.token, exact.final.token)
 

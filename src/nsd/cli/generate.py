@@ -137,8 +137,10 @@ def _check(settings: dict[str, Any]) -> None:
 
 def _follow(run: Run, pair: Pair, trace: Path | None, show: bool) -> bool:
     """Show events as they come and record them if asked -> whether Ctrl-C ended it."""
-    from nsd.cli.render import show_block
+    from nsd.cli.render import legend, show_block
 
+    if show and out.is_terminal and not out.no_color:
+        talk.print(legend())
     recorder = None
     if trace is not None:
         from nsd.recording import open_recorder

@@ -161,7 +161,7 @@ class DSparkDrafter(BlockDrafter):
     def describe(self) -> dict[str, object]:
         """The block's facts, the head's kind and rank, and the gate."""
         gate = f"stops before the first slot with confidence below {self.threshold}" if self.threshold else "off"
-        facts = {"mechanism": "DSpark", "head": self.head.shape.kind, "rank": self.head.shape.rank, "gate": gate}
+        facts = {"mechanism": "DSpark", "markov_head": self.head.shape.kind, "rank": self.head.shape.rank, "gate": gate}
         return {**super().describe(), **facts}
 
 

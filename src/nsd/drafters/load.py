@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsd.drafters.recognise import is_eagle3, is_mtp, is_nemotron
+from nsd.drafters.recognise import is_dflash, is_dspark, is_eagle3, is_mtp, is_nemotron
 from nsd.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ DRAFTERS: dict[str, Entry] = {
 
 KINDS: list[Kind] = [
     Kind("nemotron", "nsd.drafters.nemotron:load", "Nemotron: the target fills in blanks", is_nemotron, in_target=True),
+    Kind("dspark", "nsd.drafters.dspark:load", "DSpark: a block of masks, corrected from left to right", is_dspark),
+    Kind("dflash", "nsd.drafters.dflash:load", "DFlash: a block of masks filled in by one pass", is_dflash),
     Kind("eagle3", "nsd.drafters.eagle3:load", "EAGLE-3: a layer over target features, token by token", is_eagle3),
     Kind("mtp", "nsd.drafters.mtp:load", "the multi-token prediction layer of the target", is_mtp, in_target=True),
     Kind("draft-model", "nsd.drafters.draft_model:model_drafter", "a smaller language model", is_causal_lm),

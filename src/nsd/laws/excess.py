@@ -12,6 +12,8 @@ from torch import Tensor
 
 from nsd.laws.rows import at_least, mass_where, row_sum
 
+_CHUNK = 64
+
 
 def excess(p: Tensor, q: Tensor) -> Tensor:
     """(q-p)+ entry by entry: p [N, V], q [N, V] -> [N, V]."""
@@ -21,7 +23,16 @@ def excess(p: Tensor, q: Tensor) -> Tensor:
 def excess_masses(p: Tensor, q: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
     """R and ES for S = {p >= edge}: p [N, V], q [N, V], edge [N] (inf = empty set) -> R [N], ES [N] in float64."""
     over = excess(p, q)
-    return row_sum(over), mass_where(over, at_least(p, edge.to(p).unsqueeze(-1)))
+    edge = edge.to(p).unsqueeze(-1)
+    if p.shape[-1] % _CHUNK:
+        return row_sum(over), mass_where(over, at_least(p, edge))
+    # S is small: only chunks of ids with a member in them are looked at.
+    p_chunks, over_chunks = (rows.view(len(p), p.shape[-1] // _CHUNK, _CHUNK) for rows in (p.contiguous(), over))
+    row, chunk = (p_chunks.amax(-1) >= edge).nonzero(as_tuple=True)
+    inside = at_least(p_chunks[row, chunk], edge[row]).mul_(over_chunks[row, chunk])
+    by_chunk = torch.zeros(p_chunks.shape[:2], dtype=torch.float64, device=p.device)
+    by_chunk[row, chunk] = inside.sum(-1, dtype=torch.float64)
+    return row_sum(over), by_chunk.sum(-1)
 
 
 def excess_masses_in(p: Tensor, q: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nsd.laws.rows import greater, mass_where
+from nsd.laws.rows import greater, mass_where, take
 
 Ties = Literal["all", "smallest"]
 Column = Tensor | float
 
 _FLOOR = 2.0**-11
 _CHUNK = 64
-_DIGIT = 11
 
 
 def mass_above(p: Tensor, p_x: Tensor) -> Tensor:
@@ -53,7 +52,7 @@ def threshold(p: Tensor, theta: Column) -> Tensor:
     """The smallest probability inside the mass-form nucleus: p [N, V] -> [N] in p's dtype; inf where S is empty.
 
     S = {p >= threshold}. Where the ids above a small floor hold theta between them, only those are ordered, some tens
-    of a large vocabulary; the nucleus of a flat law is found by its digits instead.
+    of a large vocabulary; for a flatter law, only those around the place where the mass reaches theta.
     """
     theta = torch.as_tensor(theta, dtype=torch.float64, device=p.device).expand(p.shape[0])
     smallest = torch.full_like(p[:, 0], torch.inf)
@@ -62,56 +61,54 @@ def threshold(p: Tensor, theta: Column) -> Tensor:
         smallest[everything] = torch.where(p[everything] > 0, p[everything], torch.inf).amin(-1)
     pending = ((theta > 0) & (theta < 1)).nonzero().squeeze(-1)
     if len(pending):
-        smallest[pending], held = _threshold_above(_rows(p, pending), theta[pending], _FLOOR)
+        smallest[pending], held = _threshold_above(take(p, pending), theta[pending])
         pending = pending[held < theta[pending]]
     if len(pending):
-        smallest[pending] = _threshold_by_digits(_rows(p, pending), theta[pending])
+        smallest[pending] = _threshold_by_piles(take(p, pending), theta[pending])
     return smallest
 
 
-def _rows(p: Tensor, index: Tensor) -> Tensor:
-    return p if len(index) == len(p) else p[index]
-
-
-def _threshold_above(p: Tensor, theta: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+def _threshold_above(p: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
     """Threshold if the ids above the floor hold theta, and the mass that they do hold: [n, V], [n] -> [n], [n].
 
     Chunks of ids whose largest probability is not above the floor are passed over whole.
     """
     chunks = pad(p, (0, -p.shape[-1] % _CHUNK)).view(len(p), -1, _CHUNK)
-    row, chunk = (chunks.amax(-1) > floor).nonzero(as_tuple=True)
+    row, chunk = (chunks.amax(-1) > _FLOOR).nonzero(as_tuple=True)
     few = chunks[row, chunk]
-    at, lane = (few > floor).nonzero(as_tuple=True)
-    row = row[at]
-    counts = torch.bincount(row, minlength=len(p))
-    slot = torch.arange(len(row), device=p.device) - (counts.cumsum(0) - counts)[row]
-    found = p.new_zeros(len(p), max(int(counts.max()), 1))
-    found[row, slot] = few[at, lane]
-    ordered = found.sort(-1, descending=True).values
-    running = ordered.cumsum(-1, dtype=torch.float64)
-    inside = is_member(ordered, pad(running, (1, -1)), theta.unsqueeze(-1))
-    return torch.where(inside, ordered, torch.inf).amin(-1), running[:, -1]
+    at, lane = (few > _FLOOR).nonzero(as_tuple=True)
+    return _smallest_inside(len(p), row[at], few[at, lane], torch.zeros_like(theta), theta)
 
 
-def _threshold_by_digits(p: Tensor, theta: Tensor) -> Tensor:
+def _threshold_by_piles(p: Tensor, theta: Tensor) -> Tensor:
     """Threshold of any law for 0 < theta < 1: [n, V], [n] -> [n].
 
-    Positive floats order as the integers of their bits. Digit by digit: add up the mass of each value of the digit and
-    keep the smallest value that has mass and less than theta above it.
+    The mass is piled up by exponent and leading bits, in order of size; the pile in which it reaches theta is ordered.
     """
-    bits = p.view(torch.int32 if p.dtype == torch.float32 else torch.int64)
-    mass, above, prefix = p.double(), torch.zeros_like(theta).unsqueeze(-1), torch.zeros_like(bits[:, :1])
-    low = 8 * p.element_size() - 1
-    while low > 0:
-        width = min(_DIGIT, low)
-        low -= width
-        digit = ((bits >> low) - (prefix << width)).clamp_(-1, 1 << width).long() + 1
-        piles = mass.new_zeros(len(p), (1 << width) + 2).scatter_add_(-1, digit, mass)[:, 1:-1]
-        higher = pad(piles.flip(-1).cumsum(-1), (1, -1)).flip(-1) + above
-        value = ((piles > 0) & (higher < theta.unsqueeze(-1))).to(torch.uint8).argmax(-1, keepdim=True)
-        above = higher.gather(-1, value)
-        prefix = (prefix << width) + value.to(prefix.dtype)
-    return prefix.view(p.dtype).squeeze(-1)
+    double = p.dtype == torch.float64
+    bits = p.view(torch.int64 if double else torch.int32)
+    pile = (bits >> (49 if double else 20)).clamp_(0, (8 if double else 1) * 1024 - 1).long()
+    piles = torch.zeros(len(p), (8 if double else 1) * 1024, dtype=torch.float64, device=p.device)
+    piles.scatter_add_(-1, pile, p.double())
+    above = pad(piles.flip(-1).cumsum(-1), (1, -1)).flip(-1)
+    crossing = ((piles > 0) & (above < theta.unsqueeze(-1))).to(torch.uint8).argmax(-1, keepdim=True)
+    row, column = (pile == crossing).nonzero(as_tuple=True)
+    return _smallest_inside(len(p), row, p[row, column], above.gather(-1, crossing).squeeze(-1), theta)[0]
+
+
+def _smallest_inside(n: int, row: Tensor, value: Tensor, above: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest member among given entries, and the mass down to the last: row, value [m], above, theta [n] -> [n], [n].
+
+    row is ascending; above is the mass over all entries of a row. The entries are moved to the left and ordered.
+    """
+    counts = torch.bincount(row, minlength=n)
+    slot = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    found = value.new_zeros(n, max(int(counts.max()), 1))
+    found[row, slot] = value
+    ordered = found.sort(-1, descending=True).values
+    running = torch.cat([above.unsqueeze(-1), ordered.double()], -1).cumsum(-1)
+    inside = is_member(ordered, running[:, :-1], theta.unsqueeze(-1))
+    return torch.where(inside, ordered, torch.inf).amin(-1), running[:, -1]
 
 
 def members(p: Tensor, theta: Column, ties: Ties = "all") -> Tensor:

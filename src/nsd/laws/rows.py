@@ -21,6 +21,17 @@ def row_sum(rows: Tensor) -> Tensor:
     return total
 
 
+def take(rows: Tensor, index: Tensor) -> Tensor:
+    """Rows at ascending indices: [M, ...], [n] -> [n, ...]; a view, not a copy, where they are the first n.
+
+    Only a CPU is asked: elsewhere the answer would cost a wait for the device.
+    """
+    n = len(index)
+    if n and rows.device.type == "cpu" and int(index[-1]) == n - 1:
+        return rows[:n]
+    return rows[index]
+
+
 def mass_where(rows: Tensor, comparison: Tensor) -> Tensor:
     """Sum of the entries whose 0/1 mask is 1: rows [N, V], mask [N, V] in the rows' dtype (overwritten) -> [N]."""
     return row_sum(comparison.mul_(rows))

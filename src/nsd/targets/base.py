@@ -21,6 +21,10 @@ FINAL_NORM = -1
 class Tokenizer(Protocol):
     """What this project needs of a tokenizer."""
 
+    @property
+    def prefix(self) -> Sequence[int]:
+        """Special ids that stand before a text that is to be continued, such as a begin-of-text id."""
+
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without special tokens added."""
 

@@ -29,6 +29,7 @@ class ByteTokenizer:
     """UTF-8 bytes as ids 0..255, and an end of text."""
 
     eos_token_id = EOS_BYTE
+    prefix: Sequence[int] = ()
 
     def encode(self, text: str) -> list[int]:
         """The bytes of a text."""
@@ -51,6 +52,8 @@ class ByteTokenizer:
 
 class LetterTokenizer:
     """Ids 0, 1, 2, ... as a, b, c, ...; for vocabularies of at most 62."""
+
+    prefix: Sequence[int] = ()
 
     def __init__(self, vocab: int) -> None:
         letters = string.ascii_letters + string.digits

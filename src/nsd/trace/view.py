@@ -175,7 +175,7 @@ def _tokens(info: RequestInfo, block: Block, ledger: _Ledger, details: list[dict
         summary = ", ".join(f"{key} {value:.4g}" for key, value in _spoken(entry).items())
         spoken = f"{escape(_quoted(text))}, {label}, {summary}"
         attributes = f'role="option" aria-selected="false" tabindex="-1" data-i="{len(details) - 1}"'
-        yield f'<span class="tok {entry.origin.value}" {attributes} aria-label="{spoken}">{_visible(text)}</span>'
+        yield f'<span class="tok {entry.origin.value}" {attributes} aria-label="{spoken}">{_visible(text, breaks=not rejected)}</span>'
 
 
 def _spoken(entry: Tested | Drawn) -> dict[str, float]:
@@ -189,10 +189,11 @@ def _quoted(text: str) -> str:
     return "no text" if not text else f"“{text}”".replace("\n", "line break")
 
 
-def _visible(text: str) -> str:
+def _visible(text: str, breaks: bool) -> str:
+    """Text as HTML; a line break is marked, and breaks the line unless the token was struck."""
     if not text:
         return '<span class="empty"></span>'
-    return escape(text).replace("\n", '<span class="nl"></span>\n')
+    return escape(text).replace("\n", '<span class="nl"></span>' + "\n" * breaks)
 
 
 def _detail(info: RequestInfo, block: Block, entry: Tested | Drawn, place: int, text: str) -> dict[str, Any]:

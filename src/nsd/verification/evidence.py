@@ -19,7 +19,7 @@ from nsd.laws import (
     point_excess_masses,
     row_sum,
 )
-from nsd.laws.rows import greater
+from nsd.laws.rows import greater, take
 from nsd.rules import NSD, Evidence, Need, RatioOrSet, Rule
 from nsd.verification.types import Draft
 
@@ -49,7 +49,9 @@ class Tested:
         return cls(x, p, row, draft.q, every, p[row, x], q_x, target_u)
 
     def at(self, index: Tensor) -> Tested:
-        """Some of them: index [n]."""
+        """Some of them: index [n], ascending."""
+        if len(index) == len(self.x):
+            return self
         return Tested(
             self.x[index],
             self.p,
@@ -63,11 +65,11 @@ class Tested:
 
     def p_rows(self) -> Tensor:
         """Target laws [n, V]."""
-        return self.p[self.row]
+        return take(self.p, self.row)
 
     def q_rows(self) -> Tensor:
         """Draft laws [n, V]; a point mass is written out."""
-        return one_hot(self.x, self.p[:1].expand(len(self.x), -1)) if self.q is None else self.q[self.q_row]
+        return one_hot(self.x, self.p[:1].expand(len(self.x), -1)) if self.q is None else take(self.q, self.q_row)
 
 
 def gather(tested: Tested, needs: Need) -> Evidence:

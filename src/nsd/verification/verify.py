@@ -7,13 +7,15 @@ Nothing is drawn inside; every uniform is an argument. The number of tensor oper
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from nsd.errors import NonFiniteTarget
 from nsd.laws import argmax, draw, entropy, mass_below, one_hot, residual, row_sum, total_mass
+from nsd.laws.rows import take
 from nsd.rules import Evidence, Need, RatioOrSet, Recovery, Rule, batched, group_key, passes_ratio
 from nsd.verification.allowance import spend
 from nsd.verification.evidence import Tested, excess_of, gather
@@ -46,7 +48,7 @@ def verify(
     tested = Tested.of(draft, p, layout.row, uniforms.target)
     u = uniforms.accept[layout.row]
     valid = torch.ones_like(tested.x, dtype=torch.bool) if draft.q is None else draft.q[:, 0].isfinite()
-    groups = _groups(rules, layout)
+    groups = _groups(tuple(rules), draft.lengths, p.device)
     caps = _with_rule_caps(rules, caps, layout)
     columns = _blank_columns(tested)
 
@@ -74,20 +76,20 @@ class _Group:
     rows: Tensor
 
 
-def _groups(rules: Sequence[Rule], layout: Layout) -> list[_Group]:
-    device, lengths = layout.length.device, layout.lengths
+@lru_cache(maxsize=256)
+def _groups(rules: tuple[Rule, ...], lengths: tuple[int, ...], device: torch.device) -> tuple[_Group, ...]:
+    starts = Layout.of(lengths, device).starts
     members: dict[tuple[object, ...], list[int]] = {}
     for request, rule in enumerate(rules):
         members.setdefault(group_key(rule), []).append(request)
     groups = []
     for requests in members.values():
         rule = batched([rules[b] for b in requests], [lengths[b] for b in requests], device)
-        starts = layout.starts
         rows = [i for b in requests for i in range(starts[b], starts[b] + lengths[b])]
         groups.append(
             _Group(rule, torch.tensor(requests, device=device), torch.tensor(rows, device=device, dtype=torch.long))
         )
-    return groups
+    return tuple(groups)
 
 
 def _with_rule_caps(rules: Sequence[Rule], caps: Caps | None, layout: Layout) -> Caps | None:
@@ -102,25 +104,13 @@ def _with_rule_caps(rules: Sequence[Rule], caps: Caps | None, layout: Layout) ->
 
 
 def _blank_columns(tested: Tested) -> Columns:
-    def blank() -> Tensor:
-        return torch.full_like(tested.p_x, torch.nan, dtype=torch.float64)
-
-    member = torch.zeros_like(tested.x, dtype=torch.bool)
+    names = [f.name for f in fields(Columns) if f.name not in ("p_x", "q_x", "member")]
+    blank = torch.full((len(names), len(tested.x)), torch.nan, dtype=torch.float64, device=tested.x.device)
     return Columns(
         p_x=tested.p_x.double(),
         q_x=tested.q_x.double(),
-        mass=blank(),
-        rank=blank(),
-        R=blank(),
-        ES=blank(),
-        eps=blank(),
-        lam=blank(),
-        member=member,
-        entropy_p=blank(),
-        entropy_q=blank(),
-        q_below=blank(),
-        q_mass=blank(),
-        p_below=blank(),
+        member=torch.zeros_like(tested.x, dtype=torch.bool),
+        **dict(zip(names, blank.unbind(), strict=True)),
     )
 
 
@@ -132,7 +122,7 @@ def _decide(
     A rule that widens the ratio test looks only at tokens that failed it.
     """
     rule, rows = group.rule, group.rows
-    tested, u = everything.at(rows), u[rows]
+    tested, u = everything.at(rows), take(u, rows)
     if not rule.widens_ratio:
         return rule.decide(gather(tested, rule.needs), u)
     accept = passes_ratio(Evidence(tested.x, tested.p_x, tested.q_x), u)
@@ -182,7 +172,7 @@ def _decide_capped(
 
 
 def _branches(
-    groups: list[_Group], tested: Tested, u: Tensor, accept: Tensor, layout: Layout, accepted: Tensor
+    groups: tuple[_Group, ...], tested: Tested, u: Tensor, accept: Tensor, layout: Layout, accepted: Tensor
 ) -> Tensor:
     """What became of every drafted token: [N] Branch. Under a lossless rule nothing counts as rescued."""
     exact = torch.zeros_like(accept)
@@ -232,7 +222,7 @@ def _require_finite(p: Tensor, layout: Layout, accepted: Tensor) -> None:
 def _finish(
     draft: Draft,
     p: Tensor,
-    groups: list[_Group],
+    groups: tuple[_Group, ...],
     uniforms: Uniforms,
     layout: Layout,
     accepted: Tensor,
@@ -254,10 +244,10 @@ def _finish(
         if group.rule.recovery is Recovery.TARGET:
             from_target[group.requests] = True
     if len(rejected):
-        law = p_row.clone()
-        law[rejected] = _recovery_laws(draft, p_row[rejected], groups, rejected, token, len(bonus))
-        total = row_sum(law)
-        failed = ~(total.isfinite() & (total > 0))
+        left = _recovery_laws(draft, take(p_row, rejected), groups, rejected, token, len(bonus))
+        total = row_sum(left)
+        failed[rejected] = ~(total.isfinite() & (total > 0))
+        law = left if len(rejected) == len(bonus) else p_row.index_copy(0, rejected, left)
         law[failed] = p_row[failed]
     u = torch.where(from_target, uniforms.target[row], uniforms.residual[row])
     final = draw(law, u)
@@ -278,7 +268,7 @@ def _finish(
 
 
 def _recovery_laws(
-    draft: Draft, p: Tensor, groups: list[_Group], requests: Tensor, token: Tensor, batch: int
+    draft: Draft, p: Tensor, groups: tuple[_Group, ...], requests: Tensor, token: Tensor, batch: int
 ) -> Tensor:
     """Unnormalised laws of the replacements of the requests that rejected a token: p [n, V] -> [n, V]."""
     if draft.q is None:
