@@ -68,13 +68,15 @@ class Pair:
             self._request(key, self._ids(prompt, chat), wanted, rule if isinstance(rule, Rule) else None)
             for key, prompt in enumerate(prompts)
         ]
-        return self.decode(requests, Accounting(wanted.accounting), wanted.trace)
+        return self.decode(requests, Accounting(wanted.accounting), wanted.trace, wanted.trace_laws)
 
-    def decode(self, requests: Sequence[Request], accounting: Accounting, trace: bool = False) -> Run:
+    def decode(
+        self, requests: Sequence[Request], accounting: Accounting, trace: bool = False, trace_laws: int = 0
+    ) -> Run:
         """Prepare a batch of ready requests, each with settings of its own."""
         if not requests:
             raise PromptError("no prompt was given, wanted at least one; try nsd generate 'Once upon a time'")
-        return Run(self, list(requests), accounting, trace)
+        return Run(self, list(requests), accounting, trace, trace_laws)
 
     def _request(self, key: int, prompt: tuple[int, ...], settings: Settings, rule: Rule | None) -> Request:
         temperature = self.target.default_temperature if settings.temperature is None else settings.temperature
@@ -136,14 +138,16 @@ class Pair:
 class Run:
     """One batch being decoded: an iterator of events, and the completions of what has been decoded so far."""
 
-    def __init__(self, pair: Pair, requests: list[Request], accounting: Accounting, trace: bool) -> None:
+    def __init__(
+        self, pair: Pair, requests: list[Request], accounting: Accounting, trace: bool, trace_laws: int
+    ) -> None:
         self.requests = requests
         self.accounting = accounting
         law = DraftLaw.POINT if pair.drafter is None else pair.drafter.law
         void = None if pair.drafter is None else pair.drafter.void
         self._ledgers = [_ledger(request, law, accounting, void) for request in requests]
         self._blocks: list[list[Block]] = [[] for _ in requests]
-        self._events = iter(Decoder(pair.target, pair.drafter, requests, accounting, trace))
+        self._events = iter(Decoder(pair.target, pair.drafter, requests, accounting, trace, trace_laws))
 
     def __iter__(self) -> Run:
         return self

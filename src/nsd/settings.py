@@ -18,7 +18,8 @@ class Settings(BaseModel):
     """How to decode. None means: the rule's, the drafter's or the model's default.
 
     rule by name with its numbers in theta, max_deviation and rule_numbers; k proposals per block (block_length is the
-    mechanism's own unit for the same thing); agreement is a whole-sequence budget in (0, 1).
+    mechanism's own unit for the same thing); agreement is a whole-sequence budget in (0, 1). trace computes what a
+    recorder needs at every tested position, trace_laws also so many of the most probable ids of p and q there.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
@@ -46,6 +47,7 @@ class Settings(BaseModel):
     logprobs: Literal["processed", "raw"] | None = None
     accounting: Literal["off", "rescues", "full"] = "full"
     trace: bool = False
+    trace_laws: int = Field(default=0, ge=0)
 
 
 def settings_from(given: Mapping[str, Any]) -> Settings:

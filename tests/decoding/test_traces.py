@@ -26,6 +26,8 @@ SETTINGS = {
     "budget": {"rule": "nsd", "theta": 0.9, "agreement": 0.7},
     "both": {"rule": "nsd", "agreement": 0.5, "policy": "greedy", "max_deviation": 0.05},
     "cold": {"rule": "nsd", "temperature": 0.0},
+    "laws": {"rule": "nsd", "theta": 0.8, "trace_laws": 10},
+    "some of the laws": {"rule": "sd", "trace_laws": 3},
     "truncated": {"rule": "nsd", "theta": 0.9, "temperature": 0.8, "top_p": 0.9, "top_k": 6},
     **{name: {"rule": name} for name in RULES if name != "nsd"},
 }

@@ -27,7 +27,10 @@ def require_law(counts, law, least=5.0):
         assert row[p == 0].sum() == 0
         expected = row.sum() * p
         big = expected >= least
-        seen, wanted = [*row[big].tolist(), float(row[~big].sum())], [*expected[big].tolist(), float(expected[~big].sum())]
+        seen, wanted = (
+            [*row[big].tolist(), float(row[~big].sum())],
+            [*expected[big].tolist(), float(expected[~big].sum())],
+        )
         if wanted[-1] < least:
             seen, wanted = seen[:-1], wanted[:-1]
         statistic += sum((a - b) ** 2 / b for a, b in zip(seen, wanted, strict=True))
@@ -72,12 +75,12 @@ def target_law(target, last):
     return p[0, 0].unsqueeze(-1) * p[:, 1]
 
 
-def check_decoding(target, drafter, k=2, batch=1000):
+def check_decoding(target, drafter, k=2, batch=1000, count=DRAWS):
     """Standard speculation by the loop itself: two tokens behind the first one follow the target's law."""
     vocab, rule = target.vocab, make_rule("sd")
     counts = torch.zeros(vocab, vocab, vocab)
     origins = dict.fromkeys(Origin, 0)
-    for first in range(0, DRAWS, batch):
+    for first in range(0, count, batch):
         requests = [
             Request(tuple(PROMPT), rule, Sampling(), k, 3, key=first + i, seed=4, ignore_eos=True) for i in range(batch)
         ]
@@ -103,7 +106,9 @@ def check_nucleus(target, drafter, theta=0.9):
     after = torch.full_like(p, 1.0 / p.shape[-1])  # the bonus row, of no interest here
     g = torch.Generator().manual_seed(8)
     chance = Uniforms(*(torch.rand(2 * DRAWS, generator=g, dtype=torch.float64) for _ in range(3)))
-    verdict = verify(draft, torch.cat((p, after)).repeat(DRAWS, 1), [make_rule("nsd", theta=theta)] * DRAWS, chance, Accounting.FULL)
+    verdict = verify(
+        draft, torch.cat((p, after)).repeat(DRAWS, 1), [make_rule("nsd", theta=theta)] * DRAWS, chance, Accounting.FULL
+    )
     emitted = torch.where(verdict.accepted > 0, draft.tokens, verdict.final.token)
     p, q = p[0].double(), draft.q[0].double()
     order = p.argsort(descending=True)
@@ -112,7 +117,8 @@ def check_nucleus(target, drafter, theta=0.9):
     over, left = (q - p).clamp_min(0), (p - q).clamp_min(0)
     law = torch.minimum(p, q) + over * inside + (over * ~inside).sum() * left / left.sum()
     ES = float((over * inside).sum())
-    assert abs(float((law - p).clamp_min(0).sum()) - ES) < 1e-6 and ES > 0.01
+    assert abs(float((law - p).clamp_min(0).sum()) - ES) < 1e-6
+    assert ES > 0.01, (p, q)
     assert (verdict.columns.ES - ES).abs().max() < 1e-6
     require_law(torch.bincount(emitted, minlength=len(p))[None], law[None])
     rescued = int((verdict.branch == Branch.RESCUED).sum())

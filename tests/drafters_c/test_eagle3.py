@@ -58,7 +58,9 @@ def test_the_targets_own_states_are_what_it_reads(target, tmp_path):
     session = drafter.open([prompt], scores.taps, 9)
     ids = [*prompt, 7]
     for step in range(2):
-        draft = session.propose([Ask(3, ids[-1], prompt, ids[5:], Sampling())], torch.full((1, 3), 0.37 + 0.2 * step).double())
+        draft = session.propose(
+            [Ask(3, ids[-1], prompt, ids[5:], Sampling())], torch.full((1, 3), 0.37 + 0.2 * step).double()
+        )
         drafted = draft.tokens.tolist()
         _, taps = target.states([ids[:-1]], drafter.taps)
         torch.testing.assert_close(
@@ -203,7 +205,9 @@ def without(key):
 STEPS = torch.arange(chains.DRAFT_VOCAB)
 BAD = {
     "missing and extra tensors, all at once": (
-        lambda: broken(chains.eagle_safeai, drop=("fc.weight", "midlayer.hidden_norm.weight"), add=("odd.weight", "bias")),
+        lambda: broken(
+            chains.eagle_safeai, drop=("fc.weight", "midlayer.hidden_norm.weight"), add=("odd.weight", "bias")
+        ),
         ModelError,
         r"lacks fc\.weight, midlayer\.hidden_norm\.weight and has unknown (odd\.weight, bias|bias, odd\.weight)",
     ),
@@ -214,7 +218,11 @@ BAD = {
     ),
     "no map": (lambda: broken(chains.eagle_safeai, drop=("d2t",)), ModelError, "lacks d2t"),
     "d2t outside": (lambda: broken(chains.eagle_safeai, d2t=STEPS * 3), ModelError, r"outside the vocabulary of 61"),
-    "d2t below zero": (lambda: broken(chains.eagle_safeai, d2t=-1 - STEPS), ModelError, r"outside the vocabulary of 61"),
+    "d2t below zero": (
+        lambda: broken(chains.eagle_safeai, d2t=-1 - STEPS),
+        ModelError,
+        r"outside the vocabulary of 61",
+    ),
     "d2t twice": (lambda: broken(chains.eagle_safeai, d2t=-STEPS), ModelError, "two draft ids to one target id"),
     "t2d of others": (
         lambda: broken(chains.eagle_safeai, t2d=torch.ones(61, dtype=torch.bool)),

@@ -37,7 +37,11 @@ CASES = {
         {"draft_vocab_size": 23},
     ),
     "llama, normed output": (LlamaConfig, {"num_hidden_layers": 1}, {"draft_vocab_size": 23, "norm_output": True}),
-    "llama, one norm before fc": (LlamaConfig, {"num_hidden_layers": 1}, {"draft_vocab_size": 23, "norm_before_fc": True}),
+    "llama, one norm before fc": (
+        LlamaConfig,
+        {"num_hidden_layers": 1},
+        {"draft_vocab_size": 23, "norm_before_fc": True},
+    ),
     "llama, a norm each": (LlamaConfig, {"num_hidden_layers": 1}, {"draft_vocab_size": 23, "fc_norm": True}),
 }
 

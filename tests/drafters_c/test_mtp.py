@@ -22,10 +22,16 @@ QWEN_NAMES = (
 
 
 def layernorms(at):
-    return (at, *(f"{at}{part}.weight" for part in ("input_proj", "hidden_layernorm", "token_layernorm", "final_layernorm")))
+    return (
+        at,
+        *(f"{at}{part}.weight" for part in ("input_proj", "hidden_layernorm", "token_layernorm", "final_layernorm")),
+    )
 
 
-DEEPSEEK_NAMES = ("model.layers.8.", *(f"model.layers.8.{p}.weight" for p in ("eh_proj", "hnorm", "enorm", "shared_head.norm")))
+DEEPSEEK_NAMES = (
+    "model.layers.8.",
+    *(f"model.layers.8.{p}.weight" for p in ("eh_proj", "hnorm", "enorm", "shared_head.norm")),
+)
 CASES = {
     "Qwen3.5": (chains.mtp_qwen, chains.QWEN, QWEN_NAMES, False),
     "MiMo": (chains.mtp_mimo, chains.DENSE, layernorms("model.mtp_layers.0."), True),
@@ -191,7 +197,11 @@ BAD = {
     "three layers": (lambda: broken(chains.mtp_mimo, num_nextn_predict_layers=3), ModelError, "3 MTP layers, wanted 1"),
     "another target": (lambda: broken(chains.mtp_mimo, num_hidden_layers=36), ModelError, "made for 36 target layers"),
     "another width": (lambda: broken(chains.mtp_mimo, hidden_size=40), ModelError, r"hidden size 40 \(target 36\)"),
-    "another vocabulary": (lambda: broken(chains.mtp_mimo, vocab_size=99), PairMismatch, r"vocabulary 99 \(target 61\)"),
+    "another vocabulary": (
+        lambda: broken(chains.mtp_mimo, vocab_size=99),
+        PairMismatch,
+        r"vocabulary 99 \(target 61\)",
+    ),
     "no vocabulary": (lambda: broken(chains.mtp_mimo, vocab_size=None), ModelError, "has no vocab_size"),
     "no layer settings": (
         lambda: broken(chains.mtp_speculators, transformer_layer_config=None),

@@ -13,9 +13,9 @@ VOCAB = 11
 
 @pytest.fixture(scope="module")
 def target():
-    """Two DeltaNet layers and one of attention; the final norm's weights make its laws soft."""
-    layers = ["linear_attention", "full_attention", "linear_attention"]
-    model = qwen35(vocab_size=VOCAB, num_hidden_layers=3, layer_types=layers)
+    """One DeltaNet layer and one of attention; the final norm's weights make its laws soft."""
+    layers = ["linear_attention", "full_attention"]
+    model = qwen35(vocab_size=VOCAB, num_hidden_layers=2, layer_types=layers)
     model.model.norm.weight.data -= 0.5
     return HybridTarget(model, Ids(), "tiny-qwen3.5")
 
@@ -23,7 +23,7 @@ def target():
 @pytest.fixture(scope="module")
 def drafter(target, tmp_path_factory):
     made = chains.mtp_qwen()
-    made.config["text_config"] = {**made.config["text_config"], "vocab_size": VOCAB, "num_hidden_layers": 3}
+    made.config["text_config"] = {**made.config["text_config"], "vocab_size": VOCAB, "num_hidden_layers": 2}
     made.tensors["mtp.norm.weight"] -= 1.2
     return mtp.load(target, made.write(tmp_path_factory.mktemp("mtp")))
 
@@ -34,7 +34,7 @@ def test_q_is_the_law_of_the_draw(drafter, target, sampling):
 
 
 def test_standard_speculation_emits_the_targets_law(drafter, target):
-    chain_laws.check_decoding(target, drafter)
+    chain_laws.check_decoding(target, drafter, count=8_000)
 
 
 def test_nucleus_speculation_deviates_by_ES(drafter, target):

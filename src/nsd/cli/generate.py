@@ -39,6 +39,9 @@ def generate(
     accounting: o.Accounting = None,
     logprobs: Annotated[str | None, typer.Option("--logprobs", help="processed or raw; in --json.")] = None,
     trace: Annotated[Path | None, typer.Option("--trace", help="Record every decision into this file.")] = None,
+    trace_laws: Annotated[
+        int, typer.Option("--trace-laws", help="Also record so many of the most probable ids of p and q.")
+    ] = 0,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     threads: o.Threads = None,
@@ -65,6 +68,7 @@ def generate(
         seed=seed,
         accounting=accounting,
         logprobs=logprobs,
+        trace_laws=trace_laws,
     )
     _check(settings)
     pair = load_pair(model, drafter, dtype, device, threads)

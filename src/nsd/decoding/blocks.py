@@ -8,10 +8,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nsd.decoding.request import Request
-from nsd.events import Drawn, Origin, Tested
+from nsd.events import Drawn, Law, Origin, Tested
 from nsd.fidelity.ledger import weight_factor_of
+from nsd.laws import total_mass
 from nsd.rules import Recovery, Rule
 from nsd.verification import Branch, Columns, Draft, Final, Uniforms, Verdict
 
@@ -36,10 +38,14 @@ class HostVerdict:
     target_u: list[float]
     guard: list[bool]
     invalid: list[bool]
+    p_laws: list[Law] | None = None
+    q_laws: list[Law] | None = None
 
     @classmethod
-    def of(cls, draft: Draft, verdict: Verdict, uniforms: Uniforms) -> HostVerdict:
-        """Read everything at once."""
+    def of(
+        cls, draft: Draft, verdict: Verdict, uniforms: Uniforms, p: Tensor | None = None, top: int = 0
+    ) -> HostVerdict:
+        """Read everything at once; with top > 0 also the laws at drafted positions, p [M, V] cut to so many ids."""
         by_token = torch.stack([getattr(verdict.columns, name).double() for name in _COLUMNS])
         by_request = torch.stack([getattr(verdict.final, name).double() for name in _FINAL])
         starts = [sum(draft.lengths[:b]) for b in range(len(draft.lengths))]
@@ -56,6 +62,8 @@ class HostVerdict:
             target_u=uniforms.target.tolist(),
             guard=verdict.guard.tolist(),
             invalid=verdict.invalid.tolist(),
+            p_laws=None if p is None or not top else _top_laws(p[_drafted_rows(draft.lengths)], top),
+            q_laws=None if draft.q is None or not top else _top_laws(draft.q, top),
         )
 
     def proposals(self, b: int) -> list[int]:
@@ -110,6 +118,8 @@ class HostVerdict:
             q_below=c["q_below"],
             q_mass=c["q_mass"],
             p_below=c["p_below"],
+            p_law=None if self.p_laws is None else self.p_laws[at],
+            q_law=None if self.q_laws is None else self.q_laws[at],
         )
 
     def drawn(self, b: int, position: int, rule: Rule) -> Drawn:
@@ -128,6 +138,23 @@ class HostVerdict:
             weight=final["weight"],
             below=final["below"],
         )
+
+
+def _top_laws(laws: Tensor, top: int) -> list[Law]:
+    """Each law by its most probable ids: [n, V] -> n of them."""
+    found = laws.double().topk(min(top, laws.shape[-1]), -1)
+    rest = (total_mass(laws) - found.values.sum(-1)).clamp_min(0).tolist()
+    pairs = zip(found.indices.tolist(), found.values.tolist(), rest, strict=True)
+    return [Law(tuple(zip(ids, masses, strict=True)), left) for ids, masses, left in pairs]
+
+
+def _drafted_rows(lengths: Seq[int]) -> list[int]:
+    """Target rows that judge the drafted tokens: all but each request's last."""
+    return [start + i for start, n in zip(_starts(lengths), lengths, strict=True) for i in range(n)]
+
+
+def _starts(lengths: Seq[int]) -> list[int]:
+    return [sum(lengths[:b]) + b for b in range(len(lengths))]
 
 
 def kept_rows(lengths: Seq[int], accepted: Seq[int]) -> list[int]:

@@ -37,11 +37,13 @@ class Decoder:
         requests: Sequence[Request],
         accounting: Accounting = Accounting.RESCUES,
         trace: bool = False,
+        trace_laws: int = 0,
     ) -> None:
         self._target = target
         self._drafter = drafter
         self._accounting = accounting
         self._trace = trace
+        self._trace_laws = trace_laws
         for request in requests:
             _fits(request, target)
         self.sequences = [Live(number, request, target) for number, request in enumerate(requests)]
@@ -107,7 +109,7 @@ class Decoder:
         rules = [s.request.rule for s in self._live]
         uniforms = chance.verification(draft.lengths, p.device)
         verdict = verify(draft, p, rules, uniforms, self._accounting, self._caps(draft), self._trace)
-        on_host = HostVerdict.of(draft, verdict, uniforms)
+        on_host = HostVerdict.of(draft, verdict, uniforms, p, self._trace_laws)
         self._clock.lap()
         return on_host
 

@@ -1,8 +1,8 @@
 """What decoding asks of a drafter: proposals with the law they were drawn from.
 
 A drafter is loaded once; each batch drafts in a session of its own, beside the target's. q must be the very tensor that
-a proposal was drawn from, after temperature and truncation. How many tokens are drafted may depend on emitted tokens,
-never on drafted ones.
+a proposal was drawn from, after temperature and truncation. How many tokens are drafted may depend on emitted tokens;
+on drafted ones only by a stopping rule, where x_<k decide whether there is an x_k at all.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Drafter(ABC):
     max_k: int | None = None
     taps: tuple[int, ...] = ()
     void: str | None = None
-    """Why nothing can be guaranteed with this drafter, for example a gate that looks at later tokens; None if its q is right."""
+    """Why nothing can be guaranteed with this drafter, such as a gate that looks ahead; None if its q is right."""
 
     def block_unit(self, k: int) -> int:
         """The mechanism's own count for k proposals; most count proposals."""

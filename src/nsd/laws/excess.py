@@ -10,9 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nsd.laws.rows import at_least, mass_where, row_sum
-
-_CHUNK = 64
+from nsd.laws.rows import at_least, chunked, row_sum
 
 
 def excess(p: Tensor, q: Tensor) -> Tensor:
@@ -24,10 +22,8 @@ def excess_masses(p: Tensor, q: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
     """R and ES for S = {p >= edge}: p [N, V], q [N, V], edge [N] (inf = empty set) -> R [N], ES [N] in float64."""
     over = excess(p, q)
     edge = edge.to(p).unsqueeze(-1)
-    if p.shape[-1] % _CHUNK:
-        return row_sum(over), mass_where(over, at_least(p, edge))
     # S is small: only chunks of ids with a member in them are looked at.
-    p_chunks, over_chunks = (rows.view(len(p), p.shape[-1] // _CHUNK, _CHUNK) for rows in (p.contiguous(), over))
+    p_chunks, over_chunks = chunked(p), chunked(over)
     row, chunk = (p_chunks.amax(-1) >= edge).nonzero(as_tuple=True)
     inside = at_least(p_chunks[row, chunk], edge[row]).mul_(over_chunks[row, chunk])
     by_chunk = torch.zeros(p_chunks.shape[:2], dtype=torch.float64, device=p.device)

@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nsd.laws.rows import greater, mass_where, take
+from nsd.laws.rows import chunked, greater, mass_where, take
 
 Ties = Literal["all", "smallest"]
 Column = Tensor | float
 
 _FLOOR = 2.0**-11
-_CHUNK = 64
 
 
 def mass_above(p: Tensor, p_x: Tensor) -> Tensor:
@@ -73,7 +72,7 @@ def _threshold_above(p: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
 
     Chunks of ids whose largest probability is not above the floor are passed over whole.
     """
-    chunks = pad(p, (0, -p.shape[-1] % _CHUNK)).view(len(p), -1, _CHUNK)
+    chunks = chunked(p)
     row, chunk = (chunks.amax(-1) > _FLOOR).nonzero(as_tuple=True)
     few = chunks[row, chunk]
     at, lane = (few > _FLOOR).nonzero(as_tuple=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 _CHUNK = 128
+_LOOK = 64
 
 
 def row_sum(rows: Tensor) -> Tensor:
@@ -30,6 +32,16 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
     if n and rows.device.type == "cpu" and int(index[-1]) == n - 1:
         return rows[:n]
     return rows[index]
+
+
+def chunked(rows: Tensor) -> Tensor:
+    """Rows in chunks of neighbours, the last filled up with zeros: [N, V] -> [N, V / 64, 64].
+
+    The largest entry of every chunk costs one cheap pass and says which chunks can be passed over.
+    """
+    if rows.shape[-1] % _LOOK:
+        rows = pad(rows, (0, -rows.shape[-1] % _LOOK))
+    return rows.reshape(len(rows), rows.shape[-1] // _LOOK, _LOOK)
 
 
 def mass_where(rows: Tensor, comparison: Tensor) -> Tensor:

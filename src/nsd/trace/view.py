@@ -173,9 +173,10 @@ def _tokens(info: RequestInfo, block: Block, ledger: _Ledger, details: list[dict
         detail = _detail(info, block, entry, place, text) | {"state": label, "ledger": ledger.now()}
         details.append(detail)
         summary = ", ".join(f"{key} {value:.4g}" for key, value in _spoken(entry).items())
+        inner = _visible(text, breaks=not rejected)
         spoken = f"{escape(_quoted(text))}, {label}, {summary}"
         attributes = f'role="option" aria-selected="false" tabindex="-1" data-i="{len(details) - 1}"'
-        yield f'<span class="tok {entry.origin.value}" {attributes} aria-label="{spoken}">{_visible(text, breaks=not rejected)}</span>'
+        yield f'<span class="tok {entry.origin.value}" {attributes} aria-label="{spoken}">{inner}</span>'
 
 
 def _spoken(entry: Tested | Drawn) -> dict[str, float]:

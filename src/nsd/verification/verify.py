@@ -153,8 +153,10 @@ def _decide_capped(
     """Acceptance under an allowance: [n] bool. R, ES, eps and lam are computed first, then applied.
 
     Only positions up to a block's first token that fails both tests (index `outside`) can be tested. Membership must
-    hold both ways it is computed, by x's own mass and by the set's edge, so rounding at the rim cannot exceed the cap.
+    hold both ways it is computed, by x's own mass and by the set's edge, so rounding at the rim cannot exceed the cap;
+    a request without a limit keeps the first, so that its decisions do not depend on limits beside it.
     """
+    limited = (caps.cap < 1) | (caps.floor > 0)[layout.owner]
     rule, rows = group.rule, group.rows
     dead = torch.zeros_like(columns.member)
     dead[rows[outside]] = True
@@ -162,7 +164,8 @@ def _decide_capped(
     alive = (~behind[rows]).nonzero().squeeze(-1)
     mass, member, R, ES = excess_of(tested.at(alive), rule.at(alive))
     here = rows[alive]
-    member &= passed[alive] | columns.member[here]
+    single = columns.member[here]
+    member = torch.where(limited[here], member & (passed[alive] | single), torch.where(passed[alive], member, single))
     columns.member[here], columns.R[here], columns.ES[here] = member, R, ES
     columns.mass[here] = torch.where(mass.isnan(), columns.mass[here], mass)
     eps, lam = spend(torch.nan_to_num(columns.ES), caps, layout)
