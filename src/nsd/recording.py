@@ -7,12 +7,21 @@ from pathlib import Path
 
 from nsd.api import Pair, Run
 from nsd.decoding import Request
+from nsd.errors import TraceError
 from nsd.trace import Header, Recorder, RequestInfo
 from nsd.trace.record import surroundings
 
 
 def open_recorder(path: Path, pair: Pair, run: Run) -> Recorder:
-    """A recorder whose header describes this run; pass every event to its `write`."""
+    """A recorder whose header describes this run; pass every event to its `write`.
+
+    A rule that decides on another law than the one asked for is refused: no audit could tell its decisions from faults.
+    """
+    for request in run.requests:
+        if request.rule.untempered:
+            raise TraceError(
+                f"rule {request.rule.name} cannot be audited, wanted another; drop --trace or take --rule nsd"
+            )
     header = Header(
         target=pair.target.name,
         drafter="none" if pair.drafter is None else pair.drafter.name,

@@ -7,6 +7,7 @@ import pytest
 from nsd.api import Pair
 from nsd.drafters.draft_model import ModelDrafter
 from nsd.drafters.ngram import ngram_drafter
+from nsd.errors import TraceError
 from nsd.recording import open_recorder
 from nsd.rules import RULES
 from nsd.targets.toy import TableTarget
@@ -29,7 +30,7 @@ SETTINGS = {
     "laws": {"rule": "nsd", "theta": 0.8, "trace_laws": 10},
     "some of the laws": {"rule": "sd", "trace_laws": 3},
     "truncated": {"rule": "nsd", "theta": 0.9, "temperature": 0.8, "top_p": 0.9, "top_k": 6},
-    **{name: {"rule": name} for name in RULES if name != "nsd"},
+    **{name: {"rule": name} for name in RULES if name not in ("nsd", "cold-nucleus")},
 }
 
 
@@ -45,11 +46,19 @@ def recorded(tmp_path, pair, prompts, **settings):
 
 @pytest.mark.parametrize(("drafter", "setting"), list(itertools.product(PAIRS, SETTINGS)))
 def test_a_trace_of_real_decoding_is_clean(tmp_path, drafter, setting):
-    path = recorded(tmp_path, PAIRS[drafter], [[0, 1, 0, 1], [3]], seed=len(drafter) * 100 + len(setting), **SETTINGS[setting])
+    path = recorded(
+        tmp_path, PAIRS[drafter], [[0, 1, 0, 1], [3]], seed=len(drafter) * 100 + len(setting), **SETTINGS[setting]
+    )
     result = audit(read_trace(path))
     assert result.clean, [str(finding) for finding in result.findings[:5]]
     assert result.exit_code == 0
     assert result.counts["blocks"] > 2
+
+
+def test_a_rule_that_cannot_be_audited_is_not_recorded(tmp_path):
+    with pytest.raises(TraceError, match="cannot be audited"):
+        recorded(tmp_path, PAIRS["plain"], [[0, 1]], rule="cold-nucleus", temperature=0.0)
+    assert not list(tmp_path.iterdir())
 
 
 def test_there_are_at_least_fifty():

@@ -97,7 +97,7 @@ def check_decoding(target, drafter, k=2, batch=1000, count=DRAWS):
 
 @torch.no_grad()
 def check_nucleus(target, drafter, theta=0.9):
-    """20,000 blocks of one proposal under NSD: the emitted token follows the emitted law, whose distance from p is ES."""
+    """20,000 proposals under NSD: the emitted token follows the emitted law, whose distance from p is ES."""
     scores = target.open([PROMPT], 2, drafter.taps)[1]
     session = drafter.open([PROMPT] * DRAWS, scores.taps.repeat(DRAWS, 1, 1), 3)
     draft = session.propose([Ask(1, 5, PROMPT, [5], Sampling())] * DRAWS, of_draws(50_000, DRAWS, 1))

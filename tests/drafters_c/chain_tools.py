@@ -1,7 +1,7 @@
 """Tiny EAGLE-3 and MTP checkpoints in every layout, and both networks written anew without a cache.
 
-Names, shapes and config keys are written out from what the layouts' own authors store. Sizes are distinct, norms are not
-1, biases not 0.
+Names, shapes and config keys are written out from what the layouts' own authors store. Sizes are distinct, norms are
+not 1, biases not 0.
 """
 
 import json
@@ -68,7 +68,7 @@ def eagle_deepspec(seed: int = 0, **extra) -> Made:
 
 
 def eagle_safeai(seed: int = 0, reduced: bool = True, **extra) -> Made:
-    """SafeAILab's layout as SpecForge writes it: three target layers by default, no embedding, a part of the vocabulary."""
+    """SafeAILab's layout as SpecForge writes it: default target layers, no embedding, a reduced vocabulary."""
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "attention_bias": False,
@@ -112,7 +112,7 @@ def eagle_safeai(seed: int = 0, reduced: bool = True, **extra) -> Made:
 
 
 def eagle_speculators(seed: int = 0, layers: int = 2, **extra) -> Made:
-    """speculators' layout: more layers possible, attention biases, ids that already are taps, a residual that is normed."""
+    """speculators' layout: two layers, attention biases, ids that already are taps, a normed residual."""
     config = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
@@ -333,7 +333,7 @@ class Plain:
 
 
 def eagle_by_hand(made: Made, embedding, taps, ids, drafted):
-    """q of the proposals `drafted` from target states [n, taps, hidden] and the n + 1 committed ids: [k, VOCAB] float64.
+    """q of the proposals `drafted` from target states [n, taps, hidden] and n + 1 committed ids: [k, VOCAB] float64.
 
     No cache: every step runs the whole sequence again.
     """

@@ -177,6 +177,9 @@ def broken(name):
         case "interleaved rotary":
             config["rope_is_neox_style"] = False
             return made, ModelError, "rotary channels interleaved"
+        case "causal block":
+            config["is_causal"] = True
+            return made, ModelError, "causal blocks"
         case "sliding window":
             config["layer_types"] = ["sliding_attention"] * 3
             return made, ModelError, "sliding-window"
@@ -203,6 +206,7 @@ def broken(name):
         "DeepSpec: vocabulary",
         "DeepSpec: unknown head",
         "DeepSpec: interleaved rotary",
+        "DeepSpec: causal block",
         "DeepSpec: sliding window",
         "DeepSpec: size missing",
     ],

@@ -153,6 +153,19 @@ def test_penalties_see_the_drafted_prefix(target, tmp_path):
     assert (plain.q[:, 2] > 0).all()
 
 
+def test_bfloat16_stays_near_float32(target, tmp_path):
+    """The same weights and states in bfloat16: an honest q of its own, near the one in float32."""
+    folder = chains.eagle_safeai().write(tmp_path)
+    exact = proposed(eagle3.load(target, folder), 1)
+    low = tools.PlainTarget()
+    low.model, low.dtype = low.model.bfloat16(), torch.bfloat16
+    drafter = eagle3.load(low, folder)
+    draft = proposed(drafter, 3)
+    assert drafter.net.decoder.dtype is torch.bfloat16 and draft.q.dtype is torch.float32
+    assert (draft.q.sum(-1) - 1).abs().max() < 1e-5
+    assert (draft.q[0] - exact.q[0]).abs().sum() < 0.2
+
+
 def test_facts_for_doctor(target, tmp_path):
     made = chains.eagle_safeai()
     facts = eagle3.load(target, made.write(tmp_path)).describe()

@@ -1,4 +1,4 @@
-"""MTP: every layout against the network written anew, its cache path, the hybrid target, limits, facts and bad input."""
+"""MTP: every layout against the network written anew, its cache path, the hybrid target, facts and bad input."""
 
 import pytest
 import torch
@@ -134,7 +134,7 @@ def test_facts_for_doctor(hybrid, tmp_path):
         "k": 2,
         "max_k": None,
         "block_length": 2,
-        "target_layers": [FINAL_NORM],
+        "target_layers": ["final norm"],
         "parameters": sum(t.numel() for t in made.tensors.values()),
         "mechanism": "MTP",
         "layout": "Qwen3.5",
@@ -180,8 +180,8 @@ BAD = {
             add=("model.mtp_layers.0.odd.weight", "model.mtp_layers.1.input_proj.weight"),
         ),
         ModelError,
-        r"lacks model\.mtp_layers\.0\.input_proj\.weight, model\.mtp_layers\.0\.self_attn\.q_proj\.bias and has unknown "
-        r"model\.mtp_layers\.0\.odd\.weight, model\.mtp_layers\.1\.input_proj\.weight",
+        r"lacks model\.mtp_layers\.0\.input_proj\.weight, model\.mtp_layers\.0\.self_attn\.q_proj\.bias and has "
+        r"unknown model\.mtp_layers\.0\.odd\.weight, model\.mtp_layers\.1\.input_proj\.weight",
     ),
     "wrong shapes, all at once": (
         lambda: broken(chains.mtp_deepseek, reshape=("model.layers.8.enorm.weight", "model.layers.8.eh_proj.weight")),

@@ -98,6 +98,17 @@ def test_long_ragged_runs_stay_exact_and_feed_nothing_twice(target, data):
     assert session.positions == expected_positions
 
 
+def test_eager_attention_rolls_back_too():
+    target = hybrid_target(attn_implementation="eager")
+    session, _ = target.open(PROMPTS, 16)
+    session.score(block(1, (4, 3, 1)))
+    session.keep([2, 0, 1])
+    logits = session.score([[5], [6], [7]]).logits
+    kept = [inputs[:n] for inputs, n in zip(block(1, (4, 3, 1)), (2, 0, 1), strict=True)]
+    for b in range(3):
+        require_close(logits[b], fresh(target, [*PROMPTS[b], *kept[b], 5 + b])[0][-1])
+
+
 def test_plain_decoding_and_full_acceptance_replay_nothing(target):
     session, _ = target.open(PROMPTS, 16)
     for step in range(3):

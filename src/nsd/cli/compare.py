@@ -14,6 +14,7 @@ def compare(
     prompt: o.Prompt = None,
     model: o.Model = "smollm2-135m",
     drafter: o.DrafterName = "ngram",
+    draft: o.DraftOptions = None,
     rule: o.RuleName = "nsd",
     theta: o.Theta = None,
     ties: o.Ties = None,
@@ -61,8 +62,9 @@ def compare(
         seed=seed,
         accounting=accounting,
     )
+    options = o.draft_options(draft)
     check_settings(settings)
-    pair = load_pair(model, drafter, dtype, device, threads)
+    pair = load_pair(model, drafter, dtype, device, threads, options)
     note(f"seed {seed}, {repeats} runs of each arm, interleaved, warm-up excluded")
     run_comparison(pair, text, settings, repeats, chat, json_output, pair_facts(pair), watch=False)
 

@@ -19,6 +19,7 @@ def generate(
     prompt: o.Prompt = None,
     model: o.Model = "smollm2-135m",
     drafter: o.DrafterName = "ngram",
+    draft: o.DraftOptions = None,
     rule: o.RuleName = "nsd",
     theta: o.Theta = None,
     ties: o.Ties = None,
@@ -70,8 +71,9 @@ def generate(
         logprobs=logprobs,
         trace_laws=trace_laws,
     )
+    options = o.draft_options(draft)
     _check(settings)
-    pair = load_pair(model, drafter, dtype, device, threads)
+    pair = load_pair(model, drafter, dtype, device, threads, options)
     run = pair.run([text], chat=chat, trace=trace is not None, **settings)
     explain(pair, run, theta)
     interrupted = _follow(run, pair, trace, show=not json_output)
@@ -86,11 +88,14 @@ def generate(
         sys.exit(130)
 
 
-def load_pair(model: str, drafter: str, dtype: str, device: str, threads: int | None) -> Pair:
+def load_pair(
+    model: str, drafter: str, dtype: str, device: str, threads: int | None, draft: dict[str, Any] | None = None
+) -> Pair:
     """Load target and drafter, saying what was chosen and why."""
     from nsd.api import load
 
-    pair = load(o.folder_or_name(model), o.folder_or_name(drafter), dtype=dtype, device=device, threads=threads)
+    names = o.folder_or_name(model), o.folder_or_name(drafter)
+    pair = load(*names, dtype=dtype, device=device, threads=threads, draft=draft)
     name = "none" if pair.drafter is None else pair.drafter.name
     note(f"{pair.target.name} ({pair.target.dtype_reason}), drafter {name}")
     return pair
@@ -111,8 +116,12 @@ def explain(pair: Pair, run: Run, theta: float | None) -> None:
     """Say once what these settings mean for the law of the text."""
     request = run.requests[0]
     note(f"seed {request.seed}, temperature {request.sampling.temperature:g}, k {request.k}")
-    if theta is not None and request.sampling.temperature == 0:
+    if theta is not None and request.sampling.temperature == 0 and not request.rule.untempered:
         note("theta has no effect at temperature 0: the target's law is a point mass, and NSD is greedy decoding")
+    elif request.rule.untempered:
+        note(
+            f"rule {request.rule.name} is lossy against greedy decoding: drafts inside the nucleus are kept. --rule nsd is not"
+        )
     elif not request.rule.lossless and request.sampling.temperature > 0 and pair.drafter is not None:
         note(_lossy(pair, run))
     if request.agreement is not None:

@@ -43,6 +43,10 @@ RuleNumbers = Annotated[
     typer.Option("--set", help="Another number of the rule, as name=value; repeatable.", rich_help_panel=_RULE),
 ]
 K = Annotated[int | None, typer.Option("-k", "--k", help="Proposals per block.", rich_help_panel=_PAIR)]
+DraftOptions = Annotated[
+    list[str] | None,
+    typer.Option("--draft", help="An option of the drafter, as name=value; repeatable.", rich_help_panel=_PAIR),
+]
 BlockLength = Annotated[
     int | None, typer.Option("--block-length", help="The same in the mechanism's own unit.", rich_help_panel=_PAIR)
 ]
@@ -95,6 +99,28 @@ def rule_numbers(given: list[str] | None) -> dict[str, float]:
         if not found:
             raise ConfigError(f"--set got '{pair}', wanted name=value with a number; try --set l=0.5")
     return numbers
+
+
+def draft_options(given: list[str] | None) -> dict[str, Any]:
+    """name=value pairs of --draft; values are true, false, a number, or text."""
+    options: dict[str, Any] = {}
+    for pair in given or []:
+        name, found, value = pair.partition("=")
+        if not (name and found):
+            raise ConfigError(f"--draft got '{pair}', wanted name=value; try --draft greedy=true")
+        options[name] = _value(value)
+    return options
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def without_none(**settings: Any) -> dict[str, Any]:

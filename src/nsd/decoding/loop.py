@@ -103,7 +103,7 @@ class Decoder:
 
     def _verify(self, draft: Draft, scores: Scores, chance: Chance) -> HostVerdict:
         """Processed target laws, then the decision."""
-        per_row = [s.request.sampling for s, n in zip(self._live, draft.lengths, strict=True) for _ in range(n + 1)]
+        per_row = [s.sampling for s, n in zip(self._live, draft.lengths, strict=True) for _ in range(n + 1)]
         histories = self._histories(draft) if any(sampling.needs_history for sampling in per_row) else None
         p = laws(scores.logits, per_row, histories, self._target.absent)
         rules = [s.request.rule for s in self._live]

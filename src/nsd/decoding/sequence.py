@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nsd.decoding.cut import cut
 from nsd.decoding.request import Request
 from nsd.decoding.text import TextStream
 from nsd.drafters.base import Ask
 from nsd.events import FinishReason
 from nsd.fidelity.budget import Budget
+from nsd.laws import Sampling
 from nsd.targets.base import Target
 
 
@@ -28,6 +31,12 @@ class Sequence:
         self._eos = frozenset() if request.ignore_eos else target.eos
         self._stream = TextStream(target.tokenizer, request.stop)
         self._longest = min(request.max_new_tokens, target.context - len(request.prompt))
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the target's law is made: as asked for, but at temperature 1 for a rule that looks beyond temperature 0."""
+        asked = self.request.sampling
+        return replace(asked, temperature=1.0) if self.request.rule.untempered else asked
 
     @property
     def room(self) -> int:

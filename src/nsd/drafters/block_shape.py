@@ -137,6 +137,8 @@ def block_shape(facts: Facts, target: Target, present: Mapping[str, Any], anchor
     where, layout = facts.where, facts.layout
     if facts.get("rope_is_neox_style", True) is False:
         raise ModelError(f"{where}: rotary channels interleaved, wanted halves; this checkpoint is not supported")
+    if facts.get("is_causal", False):
+        raise ModelError(f"{where}: causal blocks, wanted bidirectional ones; this checkpoint is not supported")
     decoder = decoder_config(facts.layers, where, qk_norm=True)
     vocab = required(facts.layers, "vocab_size", where)
     target_layers = facts.get("num_target_layers")

@@ -25,6 +25,7 @@ from nsd.drafters.base import Ask, Drafter, DraftSession
 from nsd.drafters.drawing import Drawing, Pen
 from nsd.errors import ConfigError
 from nsd.nn import Decoder, KVCache, Rows
+from nsd.targets.base import FINAL_NORM
 from nsd.verification import Draft
 
 
@@ -82,9 +83,12 @@ class ChainDrafter(Drafter):
         session.learn([len(prompt) for prompt in prompts], taps)
         return session
 
+    def _layers(self) -> list[object]:
+        return ["final norm" if tap == FINAL_NORM else tap for tap in self.taps]
+
     def describe(self) -> dict[str, object]:
         """The common facts, the block's unit, taps, parameters, and the checkpoint's own."""
-        unit = {"block_length": self.block_unit(self.default_k), "target_layers": list(self.taps)}
+        unit = {"block_length": self.block_unit(self.default_k), "target_layers": self._layers()}
         return {**super().describe(), **unit, "parameters": self.net.parameters, **self.facts}
 
 

@@ -55,7 +55,8 @@ def is_exact(rule: Rule, temperature: float = 1.0) -> bool:
     name, value = _EXACT_AT.get(rule.name, (None, None))
     neutral = name is not None and bool(getattr(rule, name) == value)
     capped_at_zero = rule.max_deviation is not None and bool(rule.max_deviation == 0)
-    return rule.lossless or temperature == 0 or neutral or capped_at_zero
+    cold = temperature == 0 and not rule.untempered
+    return rule.lossless or cold or neutral or capped_at_zero
 
 
 def guarantee_of(

@@ -23,7 +23,7 @@ from nsd.laws.rows import chunked, greater, mass_where, take
 Ties = Literal["all", "smallest"]
 Column = Tensor | float
 
-_FLOOR = 2.0**-11
+_FLOOR = 2.0**-14
 
 
 def mass_above(p: Tensor, p_x: Tensor) -> Tensor:
@@ -50,8 +50,8 @@ def is_member(p_x: Tensor, mass: Tensor, theta: Column) -> Tensor:
 def threshold(p: Tensor, theta: Column) -> Tensor:
     """The smallest probability inside the mass-form nucleus: p [N, V] -> [N] in p's dtype; inf where S is empty.
 
-    S = {p >= threshold}. Where the ids above a small floor hold theta between them, only those are ordered, some tens
-    of a large vocabulary; for a flatter law, only those around the place where the mass reaches theta.
+    S = {p >= threshold}. Where the ids above a small floor hold theta between them, only those are ordered, a few
+    hundred of a large vocabulary; for a flatter law, only those around the place where the mass reaches theta.
     """
     theta = torch.as_tensor(theta, dtype=torch.float64, device=p.device).expand(p.shape[0])
     smallest = torch.full_like(p[:, 0], torch.inf)

@@ -87,8 +87,7 @@ class KVCache:
         columns = torch.tensor([self.lengths, counts], device=device)
         length, count = columns[0], columns[1]
         steps = torch.arange(width, device=device)
-        live = steps < count.unsqueeze(-1)
-        owner, place = live.nonzero().unbind(-1) if min(counts) < width else _grid(len(counts), width, device)
+        owner, place = _places(counts, device)
         slot = length[owner] + place
         return Rows(
             counts=tuple(counts),
@@ -156,7 +155,9 @@ class KVCache:
         self.values = [torch.nn.functional.pad(v, (0, 0, 0, extra)) for v in self.values]
 
 
-def _grid(batch: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Owner and place of an even pass, without asking the device how many rows there are."""
-    index = torch.arange(batch * width, device=device)
-    return index // width, index % width
+def _places(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Owner and place of every row, found on the host, so that nothing waits for the device."""
+    host = torch.tensor(counts, dtype=torch.long)
+    owner = torch.repeat_interleave(torch.arange(len(counts)), host)
+    place = torch.arange(len(owner)) - (host.cumsum(0) - host)[owner]
+    return owner.to(device), place.to(device)

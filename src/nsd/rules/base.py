@@ -111,6 +111,8 @@ class Rule(ABC):
     widens_ratio: ClassVar[bool] = False
     """Acceptance is never below min(1, p/q): tokens that pass the ratio test need no further evidence."""
     needs_q: ClassVar[bool] = True
+    untempered: ClassVar[bool] = False
+    """Decides on the target's law at temperature 1 while the request itself is at temperature 0."""
     recovery: ClassVar[Recovery] = Recovery.RESIDUAL
 
     def __post_init__(self) -> None:
@@ -148,6 +150,10 @@ class Rule(ABC):
     def surrogate(self, p: Tensor, q: Tensor) -> Tensor:
         """The law whose exact speculation this rule is, where it is built on one: [N, V]."""
         raise ConfigError(f"rule {self.name} has no surrogate law")
+
+    def aimed(self, p: Tensor) -> Tensor:
+        """The law that deviations are measured against: p, or the argmax for a rule that looks beyond temperature 0."""
+        return one_hot(argmax(p), p) if self.untempered else p
 
     def recovered(self, p: Tensor, q: Tensor) -> Tensor:
         """The law of the token emitted after a rejection: [N, V]; p where the residual has no mass."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from nsd.laws import is_member
 from nsd.rules.base import Evidence, Need, Number, Recovery, Rule, asked
 
 
@@ -41,6 +42,35 @@ class Typical(Rule):
         floor = (self.delta * torch.exp(-asked(e.entropy_p))).clamp_max(1.0)
         epsilon = torch.as_tensor(self.epsilon, dtype=torch.float64, device=floor.device)
         return (e.p_x.double() > torch.minimum(floor, epsilon)).to(torch.float64)
+
+
+@dataclass(frozen=True)
+class ColdNucleus(Rule):
+    """At temperature 0, also keep drafts inside the nucleus of the target's law before it was made cold.
+
+    theta in [0, 1] (0.95); for requests at temperature 0 only, where NSD itself is greedy decoding. Lossy against greedy
+    decoding: a kept draft other than the argmax deviates by 1. On failure, and as bonus, the argmax.
+    """
+
+    theta: Number = 0.95
+
+    name = "cold-nucleus"
+    formula = "x = argmax p or x in nucleus(p at temperature 1, theta)"
+    source = "NSD at temperature 0 with an untempered nucleus; off unless asked for by name"
+    needs_q = False
+    untempered = True
+    recovery = Recovery.ARGMAX
+    ranges: ClassVar = {"theta": ("a number in [0, 1]", lambda v: 0 <= v <= 1)}
+
+    @property
+    def needs(self) -> Need:
+        """The mass above x, and the argmax."""
+        return Need.MASS_ABOVE | Need.ARGMAX
+
+    def acceptance(self, e: Evidence) -> Tensor:
+        """1 at the argmax and inside the nucleus, else 0."""
+        inside = is_member(e.p_x, asked(e.mass), self.theta)
+        return (inside | (e.x == asked(e.argmax))).to(torch.float64)
 
 
 @dataclass(frozen=True)

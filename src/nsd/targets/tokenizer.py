@@ -41,11 +41,14 @@ class HfTokenizer:
         return text
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Ids of a chat by the model's template, ready for the assistant's answer."""
+        """Ids of a chat by the model's template, ready for the assistant's answer.
+
+        Templates that can ask a model to think first are told not to: published drafters are trained on plain answers.
+        """
         if not getattr(self.inner, "chat_template", None):
             raise ModelError("this model has no chat template, wanted an instruction-tuned model; drop --chat")
         ids = self.inner.apply_chat_template(
-            list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+            list(messages), add_generation_prompt=True, tokenize=True, return_dict=False, enable_thinking=False
         )
         return [int(i) for i in ids]
 

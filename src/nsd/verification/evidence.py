@@ -103,15 +103,15 @@ def excess_of(tested: Tested, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tenso
     Membership comes from the same edge as ES. mass is NaN where membership did not need it. For a rule without a set
     the place of ES is taken by the deviation of its emitted law: 0 for exact rules.
     """
-    p = tested.p_rows()
     unknown = torch.full_like(tested.p_x, torch.nan, dtype=torch.float64)
     nowhere = torch.zeros_like(tested.p_x, dtype=torch.bool)
     if not isinstance(rule, RatioOrSet):
-        return (unknown, nowhere, *_deviation_of(tested, p, rule))
+        return (unknown, nowhere, *_deviation_of(tested, tested.p_rows(), rule))
     if tested.q is None:
         e = gather(tested, rule.needs)
         member = rule.contains(e)
         return (unknown if e.mass is None else e.mass, member, *point_excess_masses(tested.p_x, member))
+    p = tested.p_rows()
     if isinstance(rule, NSD) and rule.ties == "smallest":
         inside = rule.whole_set(p)
         member = inside.gather(-1, tested.x.unsqueeze(-1)).squeeze(-1)
@@ -124,8 +124,8 @@ def excess_of(tested: Tested, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tenso
 def _deviation_of(tested: Tested, p: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
     """R, and TV(emitted, p) from the rule's own law, for rules without a set: [n], [n]."""
     nothing = torch.full_like(tested.p_x, torch.inf)
-    q = tested.q_rows()
-    R, _ = excess_masses(p, q, nothing)
+    q, aimed = tested.q_rows(), rule.aimed(p)
+    R, _ = excess_masses(aimed, q, nothing)
     if rule.lossless:
         return R, torch.zeros_like(R)
-    return R, row_sum((rule.emitted(p, q) - p.double()).abs()) / 2
+    return R, row_sum((rule.emitted(p, q) - aimed.double()).abs()) / 2

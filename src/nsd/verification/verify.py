@@ -179,9 +179,13 @@ def _branches(
 ) -> Tensor:
     """What became of every drafted token: [N] Branch. Under a lossless rule nothing counts as rescued."""
     exact = torch.zeros_like(accept)
+    by_ratio = passes_ratio(Evidence(tested.x, tested.p_x, tested.q_x), u)
     for group in groups:
         exact[group.rows] = group.rule.lossless
-    by_ratio = exact | passes_ratio(Evidence(tested.x, tested.p_x, tested.q_x), u)
+        if group.rule.untempered:
+            # The law at temperature 0 is the argmax; only that token would have stood without the wider set.
+            by_ratio[group.rows] = argmax(tested.at(group.rows).p_rows()) == tested.x[group.rows]
+    by_ratio |= exact
     branch = torch.full_like(layout.place, int(Branch.REJECTED))
     branch[accept & by_ratio] = int(Branch.RATIO)
     branch[accept & ~by_ratio] = int(Branch.RESCUED)
@@ -252,6 +256,9 @@ def _finish(
         failed[rejected] = ~(total.isfinite() & (total > 0))
         law = left if len(rejected) == len(bonus) else p_row.index_copy(0, rejected, left)
         law[failed] = p_row[failed]
+    for group in groups:
+        if group.rule.untempered:
+            law = law.index_copy(0, group.requests, one_hot(argmax(p_row[group.requests]), p_row[group.requests]))
     u = torch.where(from_target, uniforms.target[row], uniforms.residual[row])
     final = draw(law, u)
     at = final.unsqueeze(-1)
