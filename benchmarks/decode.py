@@ -77,9 +77,11 @@ def loop(pair: Pair, prompts: tuple[str, ...], tokens: int) -> None:
     result = compare(pair, prompts, chat=True, temperature=0.7, max_new_tokens=tokens)
     print(f"\n{pair.drafter.name}, k {pair.drafter.default_k}, temperature 0.7, {len(prompts)} prompts")
     print("\n| arm | tokens/s | tau | ms/block: draft, target, decision, rest | efficiency |\n|---|---|---|---|---|")
-    plain = result.arms["ar"].stats
+    plain = result.arms["ar"].stats()
     for name, arm in result.arms.items():
-        s = arm.stats
+        if not arm.completions:
+            continue
+        s = arm.stats()
         assert (
             s.tau is not None and s.decode_tokens_per_second is not None and plain.decode_tokens_per_second is not None
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, overload
 
 from nsd.decoding import Completion, Decoder, Request
@@ -18,7 +19,7 @@ from nsd.events import Block
 from nsd.fidelity.guarantee import guarantee_of
 from nsd.fidelity.ledger import Ledger
 from nsd.laws import Sampling
-from nsd.rules import Rule, make_rule
+from nsd.rules import SD, Rule, make_rule
 from nsd.settings import Settings, settings_from
 from nsd.targets.base import Target
 from nsd.verification import Accounting, DraftLaw
@@ -48,8 +49,8 @@ class Pair:
         Settings are those of `nsd.settings.Settings`, by keyword; rule may also be a Rule. chat wraps each text as a
         user's message in the model's chat template.
         """
-        several = not isinstance(prompts, str) and not _is_ids(prompts)
-        run = self.run(list(prompts) if several else [prompts], chat=chat, **settings)
+        batch, several = _as_prompts(prompts)
+        run = self.run(batch, chat=chat, **settings)
         for _ in run:
             pass
         return run.completions() if several else run.completions()[0]
@@ -62,10 +63,9 @@ class Pair:
 
     def run(self, prompts: Sequence[Prompt], *, chat: bool = False, **settings: Any) -> Run:
         """Prepare a batch; iterate over it for events, then read `completions`."""
-        rule = settings.pop("rule", None)
-        wanted = settings_from(settings if not isinstance(rule, str) else {**settings, "rule": rule})
+        rule, wanted = _rule_and_settings(settings)
         requests = [
-            self._request(key, self._ids(prompt, chat), wanted, rule if isinstance(rule, Rule) else None)
+            _request(key, self._ids(prompt, chat), wanted, rule, self._temperature(wanted), self._k(wanted))
             for key, prompt in enumerate(prompts)
         ]
         return self.decode(requests, Accounting(wanted.accounting), wanted.trace, wanted.trace_laws)
@@ -78,30 +78,11 @@ class Pair:
             raise PromptError("no prompt was given, wanted at least one; try nsd generate 'Once upon a time'")
         return Run(self, list(requests), accounting, trace, trace_laws)
 
-    def _request(self, key: int, prompt: tuple[int, ...], settings: Settings, rule: Rule | None) -> Request:
-        temperature = self.target.default_temperature if settings.temperature is None else settings.temperature
-        return Request(
-            prompt=prompt,
-            rule=rule or rule_from(settings),
-            sampling=Sampling(
-                temperature=temperature,
-                top_k=settings.top_k,
-                top_p=settings.top_p,
-                min_p=settings.min_p,
-                repetition_penalty=settings.repetition_penalty,
-                presence_penalty=settings.presence_penalty,
-                frequency_penalty=settings.frequency_penalty,
-            ),
-            k=self.proposals(settings.k, settings.block_length),
-            max_new_tokens=settings.max_new_tokens,
-            stop=settings.stop,
-            seed=settings.seed,
-            key=key,
-            ignore_eos=settings.ignore_eos,
-            logprobs=settings.logprobs,
-            agreement=settings.agreement,
-            policy=settings.policy,
-        )
+    def _temperature(self, settings: Settings) -> float:
+        return self.target.default_temperature if settings.temperature is None else settings.temperature
+
+    def _k(self, settings: Settings) -> int:
+        return self.proposals(settings.k, settings.block_length)
 
     def proposals(self, k: int | None, block_length: int | None = None) -> int:
         """Proposals per block for a wanted k, or for a block length in the mechanism's own unit.
@@ -124,11 +105,11 @@ class Pair:
             raise ConfigError(f"k is {k}, {self.drafter.name} drafts at most {limit} a block; try -k {limit}")
         return self.drafter.default_k if k is None else k
 
-    def _ids(self, prompt: Prompt, chat: bool) -> tuple[int, ...]:
+    def _ids(self, prompt: Any, chat: bool) -> tuple[int, ...]:
         if not isinstance(prompt, str):
             if chat:
                 raise ConfigError("chat needs a text prompt, got token ids; give text or drop chat")
-            return tuple(prompt)
+            return _token_ids(prompt)
         if not prompt.strip():
             raise PromptError("the prompt is empty, wanted some text; try nsd generate 'Once upon a time'")
         tokenizer = self.target.tokenizer
@@ -168,35 +149,73 @@ class Run:
 
 def rule_from(settings: Settings) -> Rule:
     """The rule that settings name."""
-    theta = settings.theta
-    return make_rule(
-        settings.rule, theta=theta, ties=settings.ties, max_deviation=settings.max_deviation, **settings.rule_numbers
-    )
+    named = {"theta": settings.theta, "ties": settings.ties, "max_deviation": settings.max_deviation}
+    given = {name: value for name, value in named.items() if value is not None}
+    twice = given.keys() & settings.rule_numbers.keys()
+    if twice:
+        raise ConfigError(f"{min(twice)} is given twice, wanted once; drop one of them")
+    return make_rule(settings.rule, **given, **settings.rule_numbers)
 
 
 def _ledger(request: Request, law: DraftLaw, accounting: Accounting, void: str | None) -> Ledger:
     temperature = request.sampling.temperature
+    if request.k == 0:
+        # Nothing is ever tested, so whatever the rule, every token is the target's own draw.
+        return Ledger(guarantee_of(SD(), request.max_new_tokens), SD(), law, accounting, temperature)
     guarantee = guarantee_of(request.rule, request.max_new_tokens, temperature, request.agreement, void)
     return Ledger(guarantee, request.rule, law, accounting, temperature)
 
 
-def check_settings(given: dict[str, Any]) -> None:
-    """Refuse settings that no model could be asked for: names, ranges, contradictions."""
+def _rule_and_settings(given: Mapping[str, Any]) -> tuple[Rule, Settings]:
+    """The rule and the other settings; a Rule that is given whole leaves no numbers to be named beside it."""
+    rule = given.get("rule", Settings.model_fields["rule"].default)
+    if isinstance(rule, Rule):
+        beside = [name for name in _RULE_NUMBERS if given.get(name)]
+        if beside:
+            raise ConfigError(f"got a whole rule and {beside[0]} beside it, wanted one; put {beside[0]} into {rule}")
+        return rule, settings_from({name: value for name, value in given.items() if name != "rule"})
+    if not isinstance(rule, str):
+        raise ConfigError(f"rule is {rule!r}, wanted a name or a Rule such as nsd.NSD(0.9); see nsd list rules")
     settings = settings_from(given)
-    rule = rule_from(settings)
-    temperature = 1.0 if settings.temperature is None else settings.temperature
-    Sampling(temperature=temperature, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p)
-    Request(
-        prompt=(0,),
+    return rule_from(settings), settings
+
+
+_RULE_NUMBERS = ("theta", "ties", "max_deviation", "rule_numbers")
+
+
+def _request(key: int, prompt: tuple[int, ...], settings: Settings, rule: Rule, temperature: float, k: int) -> Request:
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        min_p=settings.min_p,
+        repetition_penalty=settings.repetition_penalty,
+        presence_penalty=settings.presence_penalty,
+        frequency_penalty=settings.frequency_penalty,
+        banned=settings.banned,
+        processors=settings.processors,
+    )
+    return Request(
+        prompt=prompt,
         rule=rule,
-        sampling=Sampling(),
-        k=settings.k or 0,
+        sampling=sampling,
+        k=k,
         max_new_tokens=settings.max_new_tokens,
         stop=settings.stop,
         seed=settings.seed,
+        key=key,
+        ignore_eos=settings.ignore_eos,
+        logprobs=settings.logprobs,
         agreement=settings.agreement,
         policy=settings.policy,
     )
+
+
+def check_settings(given: Mapping[str, Any]) -> None:
+    """Refuse settings that no model could be asked for: names, ranges, contradictions."""
+    rule, settings = _rule_and_settings(given)
+    temperature = 1.0 if settings.temperature is None else settings.temperature
+    _request(0, (0,), settings, rule, temperature, settings.k or 0)
 
 
 def load(
@@ -221,5 +240,23 @@ def load(
     return Pair(target, load_drafter(drafter, target, **(draft or {})))
 
 
-def _is_ids(prompts: Any) -> bool:
-    return len(prompts) > 0 and all(isinstance(token, int) for token in prompts)
+def _as_prompts(prompts: Any) -> tuple[list[Any], bool]:
+    """Prompts as a list, and whether several were given: a text or a flat list of ids is one prompt."""
+    plain = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if isinstance(plain, str):
+        return [plain], False
+    if isinstance(plain, bytes | Mapping) or not isinstance(plain, Sequence):
+        raise PromptError(f"the prompt is a {type(prompts).__name__}, wanted text, token ids, or a list of those")
+    several = not plain or isinstance(plain[0], str) or hasattr(plain[0], "__len__")
+    return (list(plain), True) if several else ([plain], False)
+
+
+def _token_ids(prompt: Any) -> tuple[int, ...]:
+    """Token ids as plain integers; anything else is named."""
+    plain = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    try:
+        if isinstance(plain, bytes | Mapping) or any(isinstance(token, bool) for token in plain):
+            raise TypeError
+        return tuple(index(token) for token in plain)
+    except TypeError:
+        raise PromptError(f"the prompt is {prompt!r:.60}, wanted text or a list of token ids") from None

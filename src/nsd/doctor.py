@@ -1,26 +1,27 @@
-"""Checks an installation and a pair, and estimates from a short probe whether drafting can pay."""
+"""Checks an installation and a pair, and estimates from a short probe whether drafting can pay.
+
+Nothing heavy is imported before the packages have been found, so that a missing one can be reported.
+"""
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from nsd.api import Pair, load
-from nsd.decoding import Decoder, Request
 from nsd.errors import NSDError
-from nsd.events import Block
-from nsd.laws import Sampling
-from nsd.rules import SD
-from nsd.verification import Accounting
+from nsd.requirements import Requirement, requirements
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
+if TYPE_CHECKING:
+    from nsd.api import Pair
+    from nsd.events import Block
+
+_PROBE = "one two three four five six seven eight. " * 4
 _PROBE_TOKENS = 24
+_LEAST_PROBE = 8
+_MISSING = "not installed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,14 @@ class Check:
 
 def examine(model: str, drafter: str, k: int | None = None, **where: Any) -> list[Check]:
     """All checks in order; a check that fails ends those that build on it."""
-    checks = [Check("python", True, platform.python_version()), *_packages(), _hardware()]
+    checks = [Check("python", True, platform.python_version()), *_packages()]
+    if any(check.seen == _MISSING for check in checks):
+        return checks
+    checks += [_hardware(), *_wheel(model)]
+    if not checks[-1].ok:
+        return checks
+    from nsd.api import load
+
     try:
         pair = load(model, None, **where)
         checks.append(
@@ -45,29 +53,54 @@ def examine(model: str, drafter: str, k: int | None = None, **where: Any) -> lis
         padded = 0 if pair.target.absent is None else int(pair.target.absent.sum())
         checks.append(Check("padding ids", True, f"{padded} ids without a tokenizer entry; probability 0 in p and q"))
         pair = load(pair.target, drafter)
-        checks += _drafter(pair, k)
-        checks += _probe(pair, k)
     except NSDError as problem:
-        checks.append(Check("pair", False, str(problem), "nsd list models; nsd list drafters"))
+        return [*checks, Check("pair", False, str(problem), "nsd list models; nsd list drafters")]
+    checks += _drafter(pair, k)
+    if not checks[-1].ok:
+        return checks
+    try:
+        checks.append(_probe(pair, k))
+    except NSDError as problem:
+        checks.append(Check("probe", False, str(problem), "nsd doctor --drafter none, to try the target alone"))
     return checks
-
 
 def _packages() -> list[Check]:
     found = []
-    for name in _PACKAGES:
-        try:
-            found.append(Check(name, True, importlib.metadata.version(name)))
-        except importlib.metadata.PackageNotFoundError:
-            found.append(Check(name, False, "not installed", f"pip install {name}"))
+    for wanted in requirements():
+        version = wanted.installed()
+        if version is None:
+            found.append(Check(wanted.name, False, _MISSING, wanted.fix))
+        elif not wanted.allows(version):
+            found.append(Check(wanted.name, False, f"{version}, supported is {wanted.range}", wanted.fix))
+        else:
+            found.append(Check(wanted.name, True, version))
     return found
 
 
+def _wheel(model: str) -> list[Check]:
+    """The wheel that holds the embedded model, where that is the one in question."""
+    from nsd.targets import smollm2
+
+    if model != smollm2.NAME:
+        return []
+    try:
+        smollm2.locate()
+    except NSDError:
+        return [Check(smollm2.WHEEL, False, _MISSING, smollm2.FIX)]
+    version = Requirement(smollm2.WHEEL, "").installed()
+    return [Check(smollm2.WHEEL, True, version or "found, without metadata")]
+
+
 def _hardware() -> Check:
+    import torch
+
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return Check("hardware", True, f"{torch.get_num_threads()} CPU threads, {gpu}")
 
 
 def _drafter(pair: Pair, k: int | None) -> list[Check]:
+    if k is not None and k < 0:
+        return [Check("k", False, f"{k}, wanted an integer >= 0", "-k 4")]
     if pair.drafter is None:
         return [Check("drafter", True, "none: plain decoding")]
     facts = ", ".join(f"{name} {value}" for name, value in pair.drafter.describe().items())
@@ -75,36 +108,47 @@ def _drafter(pair: Pair, k: int | None) -> list[Check]:
     if pair.drafter.law.value != "sampled":
         meaning = "every token kept only by the nucleus costs 1 - p(x)"
         checks.append(Check("draft law", True, f"{pair.drafter.law.value}: {meaning}; a cap keeps it bounded"))
-    try:
-        wanted = pair.proposals(k)
-        checks.append(
-            Check("k", True, f"{wanted} proposals a block, {pair.drafter.block_unit(wanted)} in its own unit")
-        )
-    except NSDError as problem:
-        checks.append(Check("k", False, str(problem), f"-k {pair.drafter.max_k}"))
-    return checks
+    limit = pair.drafter.max_k
+    if k is not None and limit is not None and k > limit:
+        seen = f"{k}, {pair.drafter.name} drafts at most {limit} a block"
+        return [*checks, Check("k", False, seen, f"-k {limit}")]
+    wanted = pair.proposals(k)
+    unit = pair.drafter.block_unit(wanted)
+    return [*checks, Check("k", True, f"{wanted} proposals a block, {unit} in its own unit")]
 
 
-def _probe(pair: Pair, k: int | None) -> list[Check]:
+def _probe(pair: Pair, k: int | None) -> Check:
     """Time plain and drafted steps on a repetitive prompt; say how long accepted drafts must be to pay."""
-    prompt = tuple(pair.target.tokenizer.encode("one two three four five six seven eight. " * 4))
-    plain = _steps(Pair(pair.target, None), prompt, 0)
+    from nsd.api import Pair as Alone
+
+    context = pair.target.context
+    if context < _LEAST_PROBE:
+        return Check("probe", True, f"the context of {context} tokens is too short to time; no estimate")
+    prompt = tuple(pair.target.tokenizer.encode(_PROBE))[: context // 2]
+    plain = _steps(Alone(pair.target, None), prompt, 0)
     if pair.drafter is None:
-        return [Check("speed", True, f"{1 / _typical(plain, _total):.1f} tokens/s plain")]
+        return Check("speed", True, f"{1 / _typical(plain, _total):.1f} tokens/s plain")
     drafted = [block for block in _steps(pair, prompt, pair.proposals(k)) if block.drafted]
     if not drafted:
-        return [Check("break-even", True, "the drafter proposed nothing on the probe text; no estimate")]
+        return Check("break-even", True, "the drafter proposed nothing on the probe text; no estimate")
     needed = _typical(drafted, _total) / _typical(plain, _total)
     draft, score = (1e3 * _typical(drafted, part) for part in (_draft, _score))
     seen = (
         f"a block costs {needed:.2f} plain tokens (draft {draft:.1f} ms, target {score:.1f} ms against "
         f"{1e3 * _typical(plain, _total):.1f} ms): drafting pays where tau > {needed:.2f}"
     )
-    return [Check("break-even", True, seen)]
+    return Check("break-even", True, seen)
 
 
 def _steps(pair: Pair, prompt: tuple[int, ...], k: int) -> list[Block]:
-    request = Request(prompt, SD(), Sampling(), k, _PROBE_TOKENS, ignore_eos=True)
+    """Blocks after the first, over as many tokens as the context leaves room for."""
+    from nsd.decoding import Decoder, Request
+    from nsd.laws import Sampling
+    from nsd.rules import SD
+    from nsd.verification import Accounting
+
+    room = min(_PROBE_TOKENS, pair.target.context - len(prompt))
+    request = Request(prompt, SD(), Sampling(), k, room, ignore_eos=True)
     return [b for b in Decoder(pair.target, pair.drafter, [request], Accounting.OFF) if b.number > 1]
 
 

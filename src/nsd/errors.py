@@ -16,7 +16,22 @@ class LawError(NSDError, ValueError):
 
 
 class NonFiniteTarget(NSDError, FloatingPointError):
-    """The target produced a row of logits without a finite law; nothing can be verified against it."""
+    """The target produced a row of logits without a finite law; nothing can be verified against it.
+
+    request and place say where: in the batch that was verified, and from the start of its block.
+    """
+
+    def __init__(self, request: int, place: int, position: int | None = None) -> None:
+        self.request, self.place = request, place
+        where = f"place {place} of its block" if position is None else f"output position {position}"
+        super().__init__(
+            f"the target gave no finite law for request {request} at {where}, wanted finite logits; try --dtype float32, "
+            "and nsd doctor to check the model"
+        )
+
+    def at(self, request: int, position: int) -> NonFiniteTarget:
+        """The same, in the numbers of whole requests and their outputs."""
+        return NonFiniteTarget(request, self.place, position)
 
 
 class NoClosedForm(NSDError, NotImplementedError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 
 from nsd.api import Pair, Run
@@ -30,7 +30,7 @@ def open_recorder(path: Path, pair: Pair, run: Run) -> Recorder:
         accounting=run.accounting.value,
         vocab=pair.target.vocab,
         eos=tuple(sorted(pair.target.eos)),
-        logprobs=run.requests[0].logprobs,
+        logprobs=_shared([request.logprobs for request in run.requests]),
         dtype=str(pair.target.dtype).removeprefix("torch."),
         device=str(pair.target.device),
         **surroundings(),
@@ -38,8 +38,13 @@ def open_recorder(path: Path, pair: Pair, run: Run) -> Recorder:
     return Recorder(path, header)
 
 
+def _shared(values: list[str | None]) -> str | None:
+    """The one value that all requests have, "mixed" if they differ."""
+    return values[0] if len(set(values)) == 1 else "mixed"
+
+
 def _info(number: int, request: Request, pair: Pair) -> RequestInfo:
-    sampling = asdict(request.sampling)
+    sampling = {f.name: getattr(request.sampling, f.name) for f in fields(request.sampling)}
     sampling["processors"] = len(request.sampling.processors)
     return RequestInfo(
         request=number,

@@ -18,11 +18,12 @@ class Settings(BaseModel):
     """How to decode. None means: the rule's, the drafter's or the model's default.
 
     rule by name with its numbers in theta, max_deviation and rule_numbers; k proposals per block (block_length is the
-    mechanism's own unit for the same thing); agreement is a whole-sequence budget in (0, 1). trace computes what a
+    mechanism's own unit for the same thing); banned ids are never drawn; processors are called as transformers calls
+    its own, (input_ids [1, n], scores [1, V]) -> scores; agreement is a whole-sequence budget in (0, 1). trace computes what a
     recorder needs at every tested position, trace_laws also so many of the most probable ids of p and q there.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     rule: str = "nsd"
     theta: float | None = None
@@ -42,6 +43,8 @@ class Settings(BaseModel):
     frequency_penalty: float = 0.0
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
     stop: tuple[str, ...] = ()
+    banned: tuple[int, ...] = ()
+    processors: tuple[Any, ...] = ()
     seed: int = 0
     ignore_eos: bool = False
     logprobs: Literal["processed", "raw"] | None = None

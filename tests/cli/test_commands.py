@@ -85,7 +85,7 @@ def test_compare_prints_arms_and_json(nsd):
     data = json.loads(nsd("compare", "abc abc", *TOY, "--repeats", "2", "--max-new-tokens", "16", "--json").out)
     assert [arm["name"] for arm in data["arms"]] == ["ar", "sd", "nsd"]
     assert {"nsd_over_ar", "nsd_over_sd", "sd_over_ar", "ar_over_transformers"} == data["speedup"].keys()
-    assert data["speedup"]["ar_over_transformers"] is None and data["transformers_reason"]
+    assert data["speedup"]["ar_over_transformers"] is None and data["reasons"]["ar_over_transformers"]
     assert data["order"] == [["ar", "sd", "nsd"], ["sd", "nsd", "ar"]]
     ar = data["arms"][0]["stats"]
     assert ar["tau"] == 1.0 and ar["drafted"] == 0

@@ -88,7 +88,7 @@ def test_a_ragged_batch_with_the_gate_on(target, tmp_path):
     made = tools.deepspec()
     made.tensors["lm_head.weight"].mul_(0.2)
     made.tensors["confidence_head.proj.weight"].mul_(0.5)
-    pair = nsd.load(target, str(made.write(tmp_path)), dtype="float32", threshold=0.5)
+    pair = nsd.load(target, str(made.write(tmp_path)), dtype="float32", draft={"threshold": 0.5})
     run = pair.run(
         [[3, 7, 1], [9], [4, 4, 8, 15, 16]], rule="sd", max_new_tokens=30, seed=5, temperature=1.0, ignore_eos=True
     )
@@ -100,10 +100,10 @@ def test_a_ragged_batch_with_the_gate_on(target, tmp_path):
 
 
 def test_greedy_drafts_through_the_front_door(target, tmp_path):
-    pair = nsd.load(target, str(tools.zlab().write(tmp_path)), dtype="float32", greedy=True)
+    pair = nsd.load(target, str(tools.zlab().write(tmp_path)), dtype="float32", draft={"greedy": True})
     plain = nsd.load(target, None, dtype="float32")
     settings = {"max_new_tokens": 16, "seed": 2, "temperature": 0.9}
     exact = pair.generate([3, 7, 1], rule="sample-and-match", **settings)
     assert exact.token_ids == plain.generate([3, 7, 1], **settings).token_ids
     with pytest.raises(ConfigError, match="drafter dflash has no threshold"):
-        nsd.load(target, str(tmp_path), dtype="float32", threshold=0.5)
+        nsd.load(target, str(tmp_path), dtype="float32", draft={"threshold": 0.5})

@@ -167,7 +167,7 @@ def test_off_is_null_with_reasons():
     book.charge(at_position(Origin.RESCUED))
     found = book.fidelity()
     assert (found.Q, found.weight, found.expected_rescues, found.mean_ES, found.max_ES, found.ES_is) == (None,) * 6
-    assert {found.reasons[name] for name in ("ledger", "weight", "mean_ES")} == {"accounting is off"}
+    assert all("accounting level off" in found.reasons[name] for name in ("ledger", "weight", "mean_ES"))
 
 
 @pytest.mark.parametrize("accounting", list(Accounting))

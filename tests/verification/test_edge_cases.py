@@ -48,7 +48,7 @@ def test_edge_case_04_a_target_row_of_nan_names_request_and_position(rule):
     draft.q[2:5] = torch.eye(50)[7]
     draft.tokens[2:5] = torch.tensor([7, 7, 49])
     p[5] = torch.nan
-    with pytest.raises(NonFiniteTarget, match="request 1 at position 2"):
+    with pytest.raises(NonFiniteTarget, match="request 1 at place 2"):
         verify(draft, p, [SD(), rule], chance)
 
 

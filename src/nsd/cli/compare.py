@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nsd.cli import options as o
-from nsd.cli.console import emit_json, note, out
+from nsd.cli.console import emit_json, note, out, talk
+
+if TYPE_CHECKING:
+    from nsd.api import Pair
+    from nsd.compare import Comparison
 
 
 def compare(
@@ -31,7 +35,7 @@ def compare(
     seed: o.Seed = 0,
     chat: o.Chat = False,
     accounting: o.Accounting = None,
-    repeats: Annotated[int, typer.Option("--repeats", help="Runs of the prompt, each with its own seed.")] = 3,
+    repeats: Annotated[int, typer.Option("--repeats", help="Runs of the prompt, each with its own seed.")] = 5,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     threads: o.Threads = None,
@@ -70,7 +74,7 @@ def compare(
 
 
 def run_comparison(
-    pair: Any,
+    pair: Pair,
     text: str,
     settings: dict[str, Any],
     repeats: int,
@@ -80,7 +84,7 @@ def run_comparison(
     watch: bool,
 ) -> None:
     """Run and print; with watch the text of every arm streams as it comes."""
-    from nsd.cli.render import MEANINGS, comparison_table, legend, show_block
+    from nsd.cli.render import coloured, comparison_table, legend, show_block
     from nsd.compare import compare as run_arms
     from nsd.events import Block
 
@@ -94,34 +98,33 @@ def run_comparison(
             shown = arm
         show_block(out, block)
 
-    if watch and not json_output:
-        out.print(legend() if out.is_terminal else f"states: {', '.join(MEANINGS.values())}")
-    result = run_arms(
-        pair, [text], repeats=repeats, chat=chat, on_block=show if watch and not json_output else None, **settings
-    )
+    watching = watch and not json_output
+    if watching and coloured(out):
+        talk.print(legend())
+    result = run_arms(pair, [text], repeats=repeats, chat=chat, on_block=show if watching else None, **settings)
     if json_output:
         emit_json("compare", facts | result.as_json())
         return
     if watch:
         out.print("\n")
     out.print(comparison_table(result))
-    for line in remarks(result, pair):
+    for line in remarks(result, pair, settings.get("theta")):
         note(line)
 
 
-def remarks(result: Any, pair: Any) -> list[str]:
+def remarks(result: Comparison, pair: Pair, theta: float | None) -> list[str]:
     """What a reader must know to read the table honestly."""
+    from nsd.cli.generate import meaning
+    from nsd.compare import FEWEST_FOR_INTERVAL
+
     lines = []
-    rate = result.transformers_rate
+    rate, ours, runs = result.transformers_rate, result.arms["ar"].rate, len(result.arms["ar"].completions)
     if rate is not None:
-        ours = result.arms["ar"].rate
-        which = "the faster, so speed-ups over AR are against it" if result.baseline == "transformers" else "slower"
+        which = "the faster, so speed-ups over AR are against it" if result.baseline != "ar" else "the slower"
         lines.append(f"transformers' generate: {rate:.1f} tokens/s, our AR loop: {ours:.1f}; transformers is {which}")
-    if all(span is None for span in result.intervals().values()):
-        lines.append("one run each: no interval; --repeats 5 gives one")
-    if pair.drafter is not None and pair.drafter.law.value == "point":
-        lines.append(
-            f"{pair.drafter.name} drafts are point masses: every token kept only by the nucleus costs 1 - p(x)"
-        )
-    lines.append("NSD is lossy by mean ES per tested token; SD and AR have the model's exact law")
-    return lines
+    elif result.transformers_reason:
+        lines.append(f"no comparison with transformers' generate: {result.transformers_reason}")
+    if runs < FEWEST_FOR_INTERVAL:
+        lines.append(f"{runs} runs of each arm: an interval needs {FEWEST_FOR_INTERVAL}; nsd compare --repeats 5")
+    request = result.arms["nsd"].completions[0].request
+    return [*lines, *meaning(pair, request, theta), "AR and SD have the model's exact law"]

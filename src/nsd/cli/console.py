@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 
 SCHEMA_VERSION = 1
 
-out = Console(highlight=False, soft_wrap=True)
+
+class _Pipe(Console):
+    """A console that leaves a closed pipe to the caller, so that it ends with the exit code of its kind."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
+
+
+out = _Pipe(highlight=False, soft_wrap=True)
 """The product: text, tables, JSON."""
 
 talk = Console(stderr=True, highlight=False)
@@ -23,7 +32,21 @@ def note(message: str) -> None:
 
 
 def emit_json(kind: str, values: dict[str, Any]) -> None:
-    """One JSON document on stdout, with the schema's version and what kind of document it is."""
-    document = {"schema_version": SCHEMA_VERSION, "kind": kind, **values}
+    """One JSON document on stdout, with the schema's version and what kind of document it is.
+
+    An infinite number is the string "inf", as in traces.
+    """
+    document = {"schema_version": SCHEMA_VERSION, "kind": kind, **_finite(values)}
     sys.stdout.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
     sys.stdout.flush()
+
+
+def _finite(value: Any) -> Any:
+    """The same with every infinity as text; JSON has no number for it."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, float) and math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return value

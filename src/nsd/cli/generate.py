@@ -13,6 +13,7 @@ from nsd.cli.console import emit_json, note, out, talk
 
 if TYPE_CHECKING:
     from nsd.api import Pair, Run
+    from nsd.decoding import Request
 
 
 def generate(
@@ -49,6 +50,8 @@ def generate(
     json_output: o.Json = False,
 ) -> None:
     """Continue a prompt (or answer it, with --chat); text on stdout, talk on stderr."""
+    from nsd.api import check_settings
+
     text = o.prompt_text(prompt)
     settings = o.without_none(
         rule=rule,
@@ -72,7 +75,7 @@ def generate(
         trace_laws=trace_laws,
     )
     options = o.draft_options(draft)
-    _check(settings)
+    check_settings(settings)
     pair = load_pair(model, drafter, dtype, device, threads, options)
     run = pair.run([text], chat=chat, trace=trace is not None, **settings)
     explain(pair, run, theta)
@@ -83,7 +86,7 @@ def generate(
     else:
         from nsd.cli.render import card
 
-        talk.print(card(completion))
+        talk.print(card(completion, None if pair.drafter is None else pair.drafter.law.value))
     if interrupted:
         sys.exit(130)
 
@@ -116,24 +119,33 @@ def explain(pair: Pair, run: Run, theta: float | None) -> None:
     """Say once what these settings mean for the law of the text."""
     request = run.requests[0]
     note(f"seed {request.seed}, temperature {request.sampling.temperature:g}, k {request.k}")
-    if theta is not None and request.sampling.temperature == 0 and not request.rule.untempered:
-        note("theta has no effect at temperature 0: the target's law is a point mass, and NSD is greedy decoding")
-    elif request.rule.untempered:
-        note(
-            f"rule {request.rule.name} is lossy against greedy decoding: drafts inside the nucleus are kept. --rule nsd is not"
-        )
-    elif not request.rule.lossless and request.sampling.temperature > 0 and pair.drafter is not None:
-        note(_lossy(pair, run))
+    for line in meaning(pair, request, theta):
+        note(line)
+
+
+def meaning(pair: Pair, request: Request, theta: float | None) -> list[str]:
+    """What a rule does to the law of the text under these settings, in one line or two."""
+    from nsd.fidelity.budget import Budget
+    from nsd.fidelity.guarantee import is_exact
+
+    rule, temperature, lines = request.rule, request.sampling.temperature, []
+    if rule.untempered:
+        lines.append(f"rule {rule.name} is lossy against greedy decoding: drafts inside the nucleus are kept")
+    elif theta is not None and temperature == 0:
+        lines.append("theta has no effect at temperature 0: the target's law is a point mass, NSD is greedy decoding")
+    elif request.k and not is_exact(rule, temperature):
+        lines.append(_lossy(pair, request))
     if request.agreement is not None:
-        from nsd.fidelity.budget import Budget
+        lines.append(Budget(request.agreement, request.max_new_tokens, request.k, request.policy).notice())
+    return lines
 
-        note(Budget(request.agreement, request.max_new_tokens, request.k, request.policy).notice())
 
-
-def _lossy(pair: Pair, run: Run) -> str:
+def _lossy(pair: Pair, request: Request) -> str:
     assert pair.drafter is not None
-    rule = run.requests[0].rule
+    rule = request.rule
     price = "the draft's excess mass inside the nucleus (ES)" if rule.name == "nsd" else "a change of the emitted law"
+    if rule.max_deviation is not None:
+        price += f", at most {rule.max_deviation:g}"
     if pair.drafter.law.value == "point":
         price += f"; {pair.drafter.name} drafts are point masses, so a kept draft x costs 1 - p(x)"
     elif pair.drafter.law.value == "unknown":
@@ -141,18 +153,11 @@ def _lossy(pair: Pair, run: Run) -> str:
     return f"rule {rule.name} is lossy: each tested token may deviate by {price}. --rule sd is exact"
 
 
-def _check(settings: dict[str, Any]) -> None:
-    """Refuse bad settings before a model is loaded."""
-    from nsd.api import check_settings
-
-    check_settings(settings)
-
-
 def _follow(run: Run, pair: Pair, trace: Path | None, show: bool) -> bool:
     """Show events as they come and record them if asked -> whether Ctrl-C ended it."""
-    from nsd.cli.render import legend, show_block
+    from nsd.cli.render import coloured, legend, show_block
 
-    if show and out.is_terminal and not out.no_color:
+    if show and coloured(out):
         talk.print(legend())
     recorder = None
     if trace is not None:

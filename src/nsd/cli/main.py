@@ -69,3 +69,9 @@ def main() -> None:
         # A reader such as head has enough; what it read stays valid.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as problem:
+        if debug:
+            raise
+        talk.print(f"nsd: {problem}; check the disk and the paths", style="red", markup=False, soft_wrap=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(2)

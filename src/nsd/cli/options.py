@@ -82,6 +82,8 @@ def prompt_text(prompt: str | None) -> str:
                 f"standard input is not UTF-8 (byte {raw[problem.start]:#04x} at offset {problem.start}), wanted UTF-8 "
                 "text; try iconv -t utf-8 file | nsd generate"
             ) from None
+    if not prompt.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        raise PromptError("the prompt is not UTF-8, wanted UTF-8 text; check the terminal's encoding")
     if not prompt.strip():
         raise PromptError("the prompt is empty, wanted some text; try nsd generate 'Once upon a time'")
     return prompt

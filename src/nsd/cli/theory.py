@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from nsd.cli.console import emit_json
+from nsd.cli import options as o
+from nsd.cli.console import emit_json, note
 from nsd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from nsd.rules import Rule
 
 theory_app = typer.Typer(no_args_is_help=True, help="What the theory says, computed: one step, sequences, speed.")
 
@@ -29,21 +27,22 @@ def step(
     rule: Annotated[str, typer.Option("--rule", help="Verification rule (nsd list rules).")] = "nsd",
     max_deviation: Annotated[float | None, typer.Option("--max-deviation", help="Cap on the deviation.")] = None,
     ties: Annotated[str | None, typer.Option("--ties", help="all (mass form) or smallest (shortest prefix).")] = None,
-    number: Annotated[list[str] | None, typer.Option("--number", help="Any number of the rule, as NAME=VALUE.")] = None,
+    numbers: o.RuleNumbers = None,
     as_json: AsJson = False,
 ) -> None:
     """R, ES, acceptance, deviation and the exact emitted law of one position."""
     from nsd.fidelity.step import one_step
     from nsd.rules import make_rule
 
-    numbers: dict[str, Any] = {"theta": theta, "max_deviation": max_deviation, "ties": ties} | _numbers(number or [])
-    chosen = make_rule(rule, **numbers)
+    given: dict[str, Any] = {"theta": theta, "max_deviation": max_deviation, "ties": ties} | o.rule_numbers(numbers)
+    chosen = make_rule(rule, **given)
     if (q is None) == (point is None):
         got = "neither --q nor --point" if q is None else "both --q and --point"
         raise ConfigError(f"got {got}, wanted one law of the draft; try --q 0.6,0.4,0 or --point 0")
     result = one_step(_floats(p, "p"), _floats(q, "q") if q is not None else point, chosen)
     values: dict[str, Any] = {name: getattr(result, name) for name in result.__slots__}
-    _show("theory step", _settings(chosen) | values, as_json)
+    off = {name: "off" for name, value in chosen.settings().items() if value is None}
+    _show("theory step", {"rule": chosen.name} | chosen.settings() | values, as_json, off | result.reasons)
 
 
 @theory_app.command()
@@ -78,7 +77,8 @@ def horizon(
         "tokens": None if unlimited else math.floor(length),
         "unlimited": unlimited,
     }
-    _show("theory horizon", values, as_json)
+    why = "no length is too long" if unlimited else ""
+    _show("theory horizon", values, as_json, {"horizon": why, "tokens": why} if unlimited else {})
 
 
 @theory_app.command()
@@ -94,42 +94,36 @@ def speedup(
     from nsd.fidelity.speed import speedup as speedup_of
 
     given = _floats(acceptance, "acceptance")
-    model = speedup_of(given[0] if len(given) == 1 and k is not None else given, k, draft, verify, parallel)
+    if len(given) == 1 and k is None:
+        note("one acceptance and no -k: reckoned with one proposal per block (-k 1)")
+        k = 1
+    model = speedup_of(given[0] if len(given) == 1 else given, k, draft, verify, parallel)
     values: dict[str, Any] = {name: getattr(model, name) for name in model.__slots__}
     asked = {"acceptance": given, "draft": draft, "verify": verify, "parallel": parallel}
-    _show("theory speedup", asked | values, as_json)
-
-
-def _settings(rule: Rule) -> dict[str, Any]:
-    return {"rule": rule.name} | rule.settings()
+    _show("theory speedup", asked | values, as_json, model.reasons)
 
 
 def _floats(text: str, name: str) -> list[float]:
     parts = text.strip().strip("[]").replace(",", " ").split()
     try:
-        return [float(part) for part in parts]
+        if parts:
+            return [float(part) for part in parts]
+        raise ValueError
     except ValueError:
         raise ConfigError(f"--{name} is '{text}', wanted numbers; try --{name} 0.5,0.3,0.2") from None
 
 
-def _numbers(pairs: list[str]) -> dict[str, float]:
-    numbers = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        found = _floats(value, "number")
-        if not equals or len(found) != 1:
-            raise ConfigError(f"--number is '{pair}', wanted NAME=VALUE; try --number l=0.5")
-        numbers[name.strip()] = found[0]
-    return numbers
-
-
-def _show(command: str, values: dict[str, Any], as_json: bool) -> None:
+def _show(command: str, values: dict[str, Any], as_json: bool, reasons: dict[str, str] | None = None) -> None:
+    """Values by name; what is None has its reason beside it, in JSON under `reasons`."""
+    reasons = reasons or {}
     if as_json:
-        emit_json(command, {name: _finite(value) for name, value in values.items()})
+        emit_json(command, {name: _finite(value) for name, value in values.items()} | {"reasons": reasons})
         return
+    values = {name: value for name, value in values.items() if name != "reasons"}
     width = max(len(name) for name in values)
     for name, value in values.items():
-        typer.echo(f"{name:<{width}}  {_text(value)}")
+        why = f" ({reasons[name]})" if name in reasons else ""
+        typer.echo(f"{name:<{width}}  {_text(value)}{why}")
 
 
 def _finite(value: Any) -> Any:

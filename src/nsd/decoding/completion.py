@@ -33,6 +33,8 @@ class Completion:
         """Put a request's events together; without a finish reason it was interrupted."""
         committed = [c for block in blocks for c in block.committed]
         reason = next((b.finish_reason for b in blocks if b.finish_reason is not None), None)
+        stats = Stats.of(blocks)
+        stats.ES_is = fidelity.ES_is
         logprobs = tuple(c.logprob for c in committed if c.logprob is not None)
         return cls(
             request=request,
@@ -41,12 +43,20 @@ class Completion:
             finish_reason="interrupted" if reason is None else reason.value,
             logprobs=logprobs if request.logprobs else None,
             blocks=tuple(blocks),
-            stats=Stats.of(blocks),
+            stats=stats,
             fidelity=fidelity,
         )
 
+    def _reasons(self) -> dict[str, str]:
+        rule = self.request.rule
+        reasons = {} if hasattr(rule, "theta") else {"theta": f"rule {rule.name} has no theta"}
+        for name, value in (("logprobs", self.logprobs), ("agreement", self.request.agreement)):
+            if value is None:
+                reasons[name] = "not asked for"
+        return reasons
+
     def as_json(self) -> dict[str, Any]:
-        """Plain values, without the events."""
+        """Plain values, without the events; where a value is null, `reasons` says why under its name."""
         rule = self.request.rule
         return {
             "text": self.text,
@@ -54,6 +64,7 @@ class Completion:
             "finish_reason": self.finish_reason,
             "rule": rule.name,
             "theta": getattr(rule, "theta", None),
+            "reasons": self._reasons(),
             "rule_numbers": rule.settings(),
             "agreement": self.request.agreement,
             "k": self.request.k,

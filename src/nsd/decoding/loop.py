@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
 
@@ -19,7 +19,7 @@ from nsd.decoding.chance import Chance
 from nsd.decoding.request import Request
 from nsd.decoding.sequence import Sequence as Live
 from nsd.drafters.base import Ask, Drafter, DraftSession
-from nsd.errors import PromptError
+from nsd.errors import NonFiniteTarget, PromptError
 from nsd.events import Block, Committed, FinishReason, Origin, Timing
 from nsd.fidelity.budget import join
 from nsd.laws import History, laws
@@ -51,7 +51,6 @@ class Decoder:
         self._drafting: DraftSession | None = None
         self._prefill_taps: Tensor | None = None
         self._clock = _Clock()
-        self._started = perf_counter()
 
     def __iter__(self) -> Iterator[Block]:
         """All events until every request has ended; leaving early marks the rest as interrupted."""
@@ -66,8 +65,9 @@ class Decoder:
     def start(self) -> list[Block]:
         """Prefill all prompts and draw the first token of each."""
         self._clock.start()
+        self._started = perf_counter()
         taps = () if self._drafter is None else self._drafter.taps
-        room = max(s.room + s.request.k + 1 for s in self._live)
+        room = max(s.room for s in self._live) + 1
         self._clock.lap()
         self.session, scores = self._target.open([s.request.prompt for s in self._live], room, taps)
         self._prefill_taps = scores.taps
@@ -91,7 +91,7 @@ class Decoder:
             if self._drafting is None:
                 self._drafting = self._open_drafter(self._drafter)
             draft = self._drafting.propose(self._asks(), chance.draft)
-        self._clock.lap()
+        self._clock.lap(self._target.device)
         return draft
 
     def _score(self, draft: Draft) -> Scores:
@@ -108,7 +108,11 @@ class Decoder:
         p = laws(scores.logits, per_row, histories, self._target.absent)
         rules = [s.request.rule for s in self._live]
         uniforms = chance.verification(draft.lengths, p.device)
-        verdict = verify(draft, p, rules, uniforms, self._accounting, self._caps(draft), self._trace)
+        try:
+            verdict = verify(draft, p, rules, uniforms, self._accounting, self._caps(draft), self._trace)
+        except NonFiniteTarget as problem:
+            broken = self._live[problem.request]
+            raise problem.at(broken.number, len(broken.output) + problem.place) from None
         on_host = HostVerdict.of(draft, verdict, uniforms, p, self._trace_laws)
         self._clock.lap()
         return on_host
@@ -125,9 +129,10 @@ class Decoder:
             _Committing(b, s, verdict, positions[b], tokens[b], texts[b], logprobs[b]) for b, s in enumerate(self._live)
         ]
         self._retain([b for b, s in enumerate(self._live) if s.finish_reason is None])
+        blocks = [one.block(self._target.tokenizer, len(batch)) for one in batch]
         self._clock.lap()
         timing, now = self._clock.timing(), perf_counter() - self._started
-        return [one.block(self._target.tokenizer, timing, len(batch), now) for one in batch]
+        return [replace(block, timing=timing, seconds_since_start=now) for block in blocks]
 
     def _roll_back(self, draft: Draft, scores: Scores, verdict: HostVerdict, tokens: list[list[int]]) -> None:
         """Keep the anchor and the accepted tokens in both caches; show the drafter what was committed."""
@@ -166,7 +171,7 @@ class Decoder:
     def _open_drafter(self, drafter: Drafter) -> DraftSession:
         """Start drafting once the first token is out, for the requests that are still live."""
         taps, self._prefill_taps = self._prefill_taps, None
-        room = max(s.room + s.request.k + 1 for s in self._live)
+        room = max(s.room for s in self._live) + 1
         return drafter.open_beside(self.session, [s.request.prompt for s in self._live], taps, room)
 
     def _histories(self, draft: Draft) -> list[History]:
@@ -208,8 +213,8 @@ class _Committing:
     texts: list[str]
     raw: list[float] | None
 
-    def block(self, tokenizer: Tokenizer, timing: Timing, batch: int, now: float) -> Block:
-        """The event."""
+    def block(self, tokenizer: Tokenizer, batch: int) -> Block:
+        """The event, but for the time it took."""
         b, verdict, kept = self.b, self.verdict, len(self.texts)
         accepted = verdict.accepted[b]
         tested = verdict.tested(b, self.position, kept, self.sequence.request)
@@ -236,9 +241,9 @@ class _Committing:
             guard=verdict.guard[b],
             invalid=verdict.invalid[b],
             finish_reason=self.sequence.finish_reason,
-            timing=timing,
+            timing=Timing(0.0, 0.0, 0.0, 0.0),
             batch=batch,
-            seconds_since_start=now,
+            seconds_since_start=0.0,
         )
 
 

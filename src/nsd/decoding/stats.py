@@ -23,9 +23,9 @@ from nsd.events import Block, Origin
 class Stats:
     """Counters of one request, or of many added together.
 
-    requests with at least one block count in sum_tau; evaluated is at how many tested positions R was computed and
-    measured at how many ES was; histogram counts blocks by tokens committed; tested_at and accepted_at count by block
-    position.
+    requests with at least one block count in sum_tau; evaluated is at how many tested positions R, ES and eps (the
+    deviation spent) were computed, ES_is what the fidelity report calls its ES; histogram counts blocks by tokens
+    committed; tested_at and accepted_at count by block position.
     """
 
     requests: int = 0
@@ -44,7 +44,10 @@ class Stats:
     sum_R: float = 0.0
     sum_ES: float = 0.0
     max_ES: float = 0.0
+    sum_eps: float = 0.0
+    max_eps: float = 0.0
     evaluated: int = 0
+    ES_is: str | None = None
     sum_tau: float = 0.0
     requests_with_blocks: int = 0
     target_calls: float = 0.0
@@ -100,6 +103,9 @@ class Stats:
                 self.sum_R += t.R
                 self.sum_ES += t.ES
                 self.max_ES = max(self.max_ES, t.ES)
+                eps = t.ES if t.eps is None else t.eps
+                self.sum_eps += eps
+                self.max_eps = max(self.max_eps, eps)
         if block.drawn is not None:
             self.recovered += block.drawn.origin is Origin.RECOVERED
             self.bonus += block.drawn.origin is not Origin.RECOVERED
@@ -112,7 +118,10 @@ class Stats:
         total = Stats()
         for f in fields(self):
             mine, theirs = getattr(self, f.name), getattr(other, f.name)
-            setattr(total, f.name, max(mine, theirs) if f.name == "max_ES" else mine + theirs)
+            if f.name == "ES_is":
+                total.ES_is = mine if mine == theirs or not other.tested else theirs if not self.tested else MIXED
+            else:
+                setattr(total, f.name, max(mine, theirs) if f.name.startswith("max_") else mine + theirs)
         return total
 
     @property
@@ -181,28 +190,61 @@ class Stats:
         return _ratio(self.sum_ES, self.evaluated)
 
     @property
+    def mean_eps(self) -> float | None:
+        """Mean deviation spent over the positions where it was computed; mean_ES unless a cap or a budget acts."""
+        return _ratio(self.sum_eps, self.evaluated)
+
+    @property
     def rescue_rate(self) -> float | None:
         """rescued / tested; its expectation is the mean deviation spent."""
         return _ratio(self.rescued, self.tested)
 
     def as_json(self) -> dict[str, Any]:
-        """Counters and metrics by name; null where nothing was computed, and mean_ES_kind says why or how."""
-        exact = self.evaluated > 0 and self.evaluated == self.tested
-        kind = "exact" if exact else "no position was tested" if not self.tested else "estimated by the rescue rate"
+        """Counters and metrics by name; where a value is null, `reasons` says why under its name."""
+        whole = self.tested > 0 and self.evaluated == self.tested
+        exact = whole and self.ES_is not in (None, MIXED, ESTIMATED)
+        values = {
+            **{name: getattr(self, name) for name in _METRICS},
+            "mean_R": self.mean_R if whole else None,
+            "mean_ES": self.mean_ES if exact else self.rescue_rate if self.ES_is == ESTIMATED else None,
+            "max_ES": self.max_ES if exact else None,
+            "mean_eps": self.mean_eps if exact else None,
+            "max_eps": self.max_eps if exact else None,
+        }
         return {
             **{name: getattr(self, name) for name in _COUNTERS},
             "accepted": self.accepted,
-            **{name: getattr(self, name) for name in _METRICS},
-            "mean_R": self.mean_R if exact else None,
-            "mean_ES": self.mean_ES if exact else self.rescue_rate,
-            "mean_ES_kind": kind,
-            "max_ES": self.max_ES if exact else None,
+            **values,
+            "mean_ES_kind": self.ES_is,
+            "reasons": {name: self._reason(name) for name, value in values.items() if value is None},
             "histogram": {str(size): self.histogram[size] for size in sorted(self.histogram)},
             "tested_at": [self.tested_at[i] for i in range(len(self.tested_at))],
             "accepted_at": [self.accepted_at[i] for i in range(len(self.tested_at))],
         }
 
+    def _reason(self, name: str) -> str:
+        """Why a metric has no value."""
+        if name in _PER_BLOCK:
+            return "the text ended with its first token"
+        if not self.tested:
+            return "no position was tested"
+        if self.ES_is == MIXED:
+            return "its parts are of different kinds"
+        return "not computed at this accounting level"
 
+
+ESTIMATED = "estimated by the rescue rate"
+MIXED = "mixed"
+
+_PER_BLOCK = (
+    "tau",
+    "tau_per_request",
+    "calls_per_token",
+    "verify_ms_per_token",
+    "draft_ms_per_token",
+    "verify_share",
+    "decode_tokens_per_second",
+)
 _COUNTERS = (
     "requests",
     "output_tokens",

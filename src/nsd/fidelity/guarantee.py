@@ -21,6 +21,7 @@ _EXACT_AT = {
     "lenience": ("l", 1),
     "lossy-epsilon": ("epsilon", 0),
     "ensemble": ("w", 1),
+    "mentored": ("a", 1),
 }
 """The number of a relaxed rule at which it is exact speculation, by construction."""
 

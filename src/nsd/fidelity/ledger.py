@@ -192,9 +192,6 @@ class Ledger:
                 self._miss(name, WRONG_LAW)
         elif self._exact:
             return
-        elif self._accounting is Accounting.OFF:
-            for name in ("ledger", "ES", "weight"):
-                self._miss(name, "accounting is off")
         if self._law is DraftLaw.UNKNOWN:
             self._miss("weight", "the draft's law is unknown, so the emitted law is too")
 

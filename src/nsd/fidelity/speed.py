@@ -10,12 +10,13 @@ here is monotone in theta by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nsd.errors import ConfigError
 
 _BISECTIONS = 60
 _LARGEST_K = 256
+_TIE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,8 @@ class Speed:
     """The wall-time model of one setting.
 
     tau tokens per target call; cost of one block; speedup over autoregressive decoding; the drafting cost, per proposal
-    or per block, and the constant acceptance at which the speed-up is 1 (None: it cannot be reached); best_k the block
-    length with the largest speed-up at this constant acceptance (None where acceptance differs by position).
+    or per block, and the constant acceptance at which the speed-up is 1; best_k the block length with the largest
+    speed-up at this constant acceptance. None where there is no such value; `reasons` says why, by name.
     """
 
     tau: float
@@ -34,6 +35,7 @@ class Speed:
     break_even_draft: float | None
     break_even_acceptance: float | None
     best_k: int | None
+    reasons: dict[str, str] = field(default_factory=dict, hash=False)
 
 
 def tau(acceptance: Sequence[float]) -> float:
@@ -55,25 +57,28 @@ def speedup(
     _require("verify", verify, verify > 0, "a number > 0")
     cost = _cost(k, draft, verify, parallel)
     tokens = tau(by_position)
-    room = tokens - verify
-    free = room if parallel else room / k if k else None
-    constant = acceptance if isinstance(acceptance, float | int) else None
+    constant = float(acceptance) if isinstance(acceptance, float | int) else None
+    found = {
+        "break_even_draft": _break_even_draft(k, tokens - verify, parallel),
+        "break_even_acceptance": _break_even_acceptance(k, cost),
+        "best_k": _best_k(constant, draft, verify, parallel),
+    }
     return Speed(
         tau=tokens,
         k=k,
         cost=cost,
         speedup=tokens / cost,
-        break_even_draft=free if free is not None and free >= 0 else None,
-        break_even_acceptance=_root(lambda a: tau([a] * k) - cost),
-        best_k=None if constant is None else _best_k(float(constant), draft, verify, parallel),
+        **{name: None if isinstance(value, str) else value for name, value in found.items()},
+        reasons={name: value for name, value in found.items() if isinstance(value, str)},
     )
 
 
 def _by_position(acceptance: float | Sequence[float], k: int | None) -> list[float]:
+    if k is not None:
+        _require("k", k, k >= 0, "an integer >= 0")
     if isinstance(acceptance, float | int):
         if k is None:
             raise ConfigError("one acceptance for all positions needs k; try -k 7")
-        _require("k", k, k >= 0, "an integer >= 0")
         by_position = [float(acceptance)] * k
     else:
         by_position = list(acceptance)[:k]
@@ -89,17 +94,42 @@ def _cost(k: int, draft: float, verify: float, parallel: bool) -> float:
     return (draft if parallel and k else k * draft) + verify
 
 
-def _best_k(a: float, draft: float, verify: float, parallel: bool) -> int:
-    return max(range(_LARGEST_K + 1), key=lambda k: tau([a] * k) / _cost(k, draft, verify, parallel))
+def _break_even_draft(k: int, room: float, parallel: bool) -> float | str:
+    """The drafting cost at which the speed-up is 1, or why there is none; room is tau less the cost of verifying."""
+    if not k:
+        return "a block without proposals drafts nothing"
+    if room < 0:
+        return "verifying alone costs more than the tokens are worth, even if drafting is free"
+    return room if parallel else room / k
 
 
-def _root(rising: Callable[[float], float]) -> float | None:
-    """Where a rising function on [0, 1] reaches 0, None if it does not."""
-    if rising(1.0) < 0:
-        return None
+def _break_even_acceptance(k: int, cost: float) -> float | str:
+    """The constant acceptance at which the speed-up is 1, or why there is none; tau is 1 at acceptance 0."""
+    if not k:
+        return "a block without proposals accepts nothing"
+    if cost < 1:
+        return "a block costs less than one plain step, so the speed-up is above 1 at every acceptance"
+    if cost > k + 1:
+        return f"a block costs more than the {k + 1} tokens that it can give"
+    return _root(lambda a: tau([a] * k) - cost)
+
+
+def _best_k(a: float | None, draft: float, verify: float, parallel: bool) -> int | str:
+    """The shortest block with the largest speed-up, or why there is none."""
+    if a is None:
+        return "acceptance differs by position"
+    speeds = [tau([a] * k) / _cost(k, draft, verify, parallel) for k in range(_LARGEST_K + 1)]
+    best = next(k for k, speed in enumerate(speeds) if speed >= max(speeds) * (1 - _TIE))
+    if best and (parallel or draft == 0):
+        return "still rising: a longer block costs no more in this model"
+    return best if best < _LARGEST_K else f"still rising at {_LARGEST_K}"
+
+
+def _root(rising: Callable[[float], float]) -> float:
+    """Where a function that rises on [0, 1], from <= 0 to >= 0, reaches 0."""
     low, high = 0.0, 1.0
-    if rising(0.0) >= 0:
-        return 0.0
+    if rising(low) >= 0:
+        return low
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         low, high = (low, middle) if rising(middle) >= 0 else (middle, high)

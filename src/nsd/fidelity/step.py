@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,8 @@ class OneStep:
     R standard rejection probability; ES deviation without a cap (for a rule without a set: the deviation of its emitted
     law); deviation = lam ES spent; residual probability of a replacement; tv = TV(emitted, p) summed from the laws;
     kl_emitted = KL(emitted || p), kl_target = KL(p || emitted) in nats, None where infinite; over and under the ids
-    emitted more and less often than p has them; nucleus the ids of S (None for a rule without a set).
+    emitted more and less often than p has them; nucleus the ids of S (None for a rule without a set). `reasons` says
+    why a value is None, by name.
     """
 
     R: float
@@ -63,6 +64,7 @@ class OneStep:
     under: tuple[int, ...]
     nucleus: tuple[int, ...] | None
     exact: bool
+    reasons: dict[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,7 @@ def _of_set_rule(p: Floats, q: Floats, rule: RatioOrSet) -> OneStep:
     scarce = under.sum()
     replaced = (R - spent) * under / scarce if scarce > 0 else np.zeros_like(p)
     emitted = np.minimum(p, q) + lam * np.where(inside, over, 0.0) + replaced
+    kl_emitted, kl_target, reasons = _divergences(emitted, p)
     return OneStep(
         R=R,
         ES=ES,
@@ -159,12 +162,13 @@ def _of_set_rule(p: Floats, q: Floats, rule: RatioOrSet) -> OneStep:
         deviation=spent,
         tv=float(np.abs(emitted - p).sum() / 2),
         emitted=tuple(emitted.tolist()),
-        kl_emitted=_divergence(emitted, p),
-        kl_target=_divergence(p, emitted),
+        kl_emitted=kl_emitted,
+        kl_target=kl_target,
         over=_ids((over > 0) & inside & (spent > 0)),
         under=_ids((under > 0) & (spent > 0)),
         nucleus=_ids(inside),
         exact=spent == 0.0,
+        reasons=reasons,
     )
 
 
@@ -175,6 +179,7 @@ def _of_any_rule(p: Floats, q: Floats, rule: Rule) -> OneStep:
     tv = float(np.abs(emitted - p).sum() / 2)
     exact = rule.lossless or tv <= _ROUNDING
     deviation = 0.0 if exact else tv
+    kl_emitted, kl_target, reasons = _divergences(emitted, p)
     return OneStep(
         R=float(np.maximum(q - p, 0.0).sum()),
         ES=deviation,
@@ -184,12 +189,13 @@ def _of_any_rule(p: Floats, q: Floats, rule: Rule) -> OneStep:
         deviation=deviation,
         tv=tv,
         emitted=tuple(emitted.tolist()),
-        kl_emitted=_divergence(emitted, p),
-        kl_target=_divergence(p, emitted),
+        kl_emitted=kl_emitted,
+        kl_target=kl_target,
         over=_ids((emitted > p + _ROUNDING) & (not exact)),
         under=_ids((emitted < p - _ROUNDING) & (not exact)),
         nucleus=None,
         exact=exact,
+        reasons=reasons | {"nucleus": f"rule {rule.name} has no set"},
     )
 
 
@@ -197,11 +203,22 @@ def _ids(mask: npt.NDArray[np.bool_]) -> tuple[int, ...]:
     return tuple(np.flatnonzero(mask).tolist())
 
 
-def _divergence(a: Floats, b: Floats) -> float | None:
-    """KL(a || b) in nats, None where infinite; never below 0 by rounding."""
+def _divergences(emitted: Floats, p: Floats) -> tuple[float | None, float | None, dict[str, str]]:
+    """KL(emitted || p) and KL(p || emitted), with the reasons of those that are None."""
+    found = {
+        "kl_emitted": _divergence(emitted, p, "is emitted and has no target probability"),
+        "kl_target": _divergence(p, emitted, "has target probability and is never emitted"),
+    }
+    values = [None if isinstance(value, str) else value for value in found.values()]
+    return values[0], values[1], {name: value for name, value in found.items() if isinstance(value, str)}
+
+
+def _divergence(a: Floats, b: Floats, lacking: str) -> float | str:
+    """KL(a || b) in nats, never below 0 by rounding; where it is infinite, the first id that makes it so."""
+    bare = (a > 0) & (b <= _NOTHING * a)
+    if bare.any():
+        return f"infinite: id {int(bare.argmax())} {lacking}"
     mine = a > 0
-    if (b[mine] <= _NOTHING * a[mine]).any():
-        return None
     return max(0.0, math.fsum(a[mine] * np.log(a[mine] / b[mine])))
 
 
@@ -218,7 +235,6 @@ def one_step_rows(p: Tensor, q: Tensor | None, rule: Rule, tokens: Tensor | None
     emitted = rule.emitted(p, q)
     law = p.double()
     tv = row_sum((emitted - law).abs()) / 2
-    accepted = row_sum(q.double() * rule.acceptance_of_all(p.double(), q.double()))
     if isinstance(rule, RatioOrSet):
         inside = rule.whole_set(p)
         R, ES = excess_masses_in(p, q, inside)
@@ -229,6 +245,7 @@ def one_step_rows(p: Tensor, q: Tensor | None, rule: Rule, tokens: Tensor | None
         accepted = 1.0 - R + deviation
     else:
         inside = None
+        accepted = row_sum(q.double() * rule.acceptance_of_all(p.double(), q.double()))
         R, _ = excess_masses_in(p, q, torch.zeros_like(p, dtype=torch.bool))
         deviation = torch.zeros_like(tv) if rule.lossless else torch.where(tv > _ROUNDING, tv, 0.0)
         ES, lam = deviation, torch.ones_like(tv)

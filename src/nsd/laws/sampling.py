@@ -16,6 +16,10 @@ from torch import Tensor
 from nsd.errors import ConfigError
 from nsd.laws.rows import argmax, one_hot
 
+_LARGE = 1e6
+_COLDEST = 1e-5
+"""Below this, and beyond _LARGE, scores leave the range of float32; 0 has its own path."""
+
 Processor = Callable[[Tensor, Tensor], Tensor]
 """A transformers-style logits processor: (input_ids [1, n], scores [1, V]) -> scores [1, V]."""
 
@@ -24,9 +28,9 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 class Sampling:
     """How one request turns logits into a law.
 
-    temperature >= 0 (0 = argmax); top_k >= 0 (0 = off); top_p in (0, 1]; min_p in [0, 1]; repetition_penalty > 0
-    (1 = off, prompt and output); presence_penalty and frequency_penalty any (0 = off, output only); banned ids never
-    drawn; processors are called position by position with the tokens before it.
+    temperature 0 (argmax) or in [1e-5, 1e6]; top_k >= 0 (0 = off); top_p in (0, 1]; min_p in [0, 1]; repetition_penalty
+    in [1e-5, 1e6] (1 = off, prompt and output); presence_penalty and frequency_penalty in [-1e6, 1e6] (0 = off, output
+    only); banned ids never drawn; processors are called position by position with the tokens before it.
     """
 
     temperature: float = 1.0
@@ -40,11 +44,17 @@ class Sampling:
     processors: tuple[Processor, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        _require("temperature", self.temperature, self.temperature >= 0, "a number >= 0")
-        _require("top_k", self.top_k, self.top_k >= 0, "an integer >= 0 (0 = off)")
+        warm = self.temperature == 0 or _COLDEST <= self.temperature <= _LARGE
+        cold = "--temperature 0 for the argmax" if 0 < self.temperature < _COLDEST else None
+        _require("temperature", self.temperature, warm, "0 or a number in [1e-5, 1e6]", cold)
+        _require("top_k", self.top_k, self.top_k >= 0 and self.top_k % 1 == 0, "an integer >= 0 (0 = off)")
         _require("top_p", self.top_p, 0 < self.top_p <= 1, "a number in (0, 1]")
         _require("min_p", self.min_p, 0 <= self.min_p <= 1, "a number in [0, 1]")
-        _require("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0, "a number > 0")
+        factor = self.repetition_penalty
+        _require("repetition_penalty", factor, _COLDEST <= factor <= _LARGE, "a number in [1e-5, 1e6] (1 = off)")
+        for name in ("presence_penalty", "frequency_penalty"):
+            shift = getattr(self, name)
+            _require(name, shift, abs(shift) <= _LARGE, "a number in [-1e6, 1e6] (0 = off)")
 
     @property
     def needs_history(self) -> bool:
@@ -62,9 +72,10 @@ class History:
     output: Sequence[int]
 
 
-def _require(name: str, got: float, holds: bool, wanted: str) -> None:
+def _require(name: str, got: float, holds: bool, wanted: str, instead: str | None = None) -> None:
     if not (holds and math.isfinite(got)):
-        raise ConfigError(f"{name} is {got}, wanted {wanted}; try --{name.replace('_', '-')} with such a value")
+        instead = instead or f"--{name.replace('_', '-')} with such a value"
+        raise ConfigError(f"{name} is {got}, wanted {wanted}; try {instead}")
 
 
 def laws(
@@ -85,6 +96,7 @@ def laws(
     if any(s.banned for s in samplings):
         scores = scores.clone()
         for row, sampling in enumerate(samplings):
+            _check_ids(sampling.banned, scores.shape[-1])
             scores[row, list(sampling.banned)] = -torch.inf
     temperatures = [s.temperature for s in samplings]
     if any(t not in (0.0, 1.0) for t in temperatures):
@@ -96,6 +108,12 @@ def laws(
         point = one_hot(argmax(scores), law).masked_fill_(~law[:, :1].isfinite(), torch.nan)
         law = torch.where(cold, point, law)
     return law
+
+
+def _check_ids(banned: tuple[int, ...], vocab: int) -> None:
+    outside = [i for i in banned if not 0 <= i < vocab]
+    if outside:
+        raise ConfigError(f"banned id {outside[0]} is not in the vocabulary, wanted ids in 0..{vocab - 1}; leave it out")
 
 
 def _with_history(scores: Tensor, samplings: Sequence[Sampling], histories: Sequence[History] | None) -> Tensor:

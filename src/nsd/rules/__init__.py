@@ -31,7 +31,7 @@ RULES: dict[str, type[Rule]] = _catalogue()
 """Every rule by name: standard speculation and NSD first, then the exact ones, then the relaxed baselines."""
 
 
-def make_rule(name: str, **numbers: Any) -> Rule:
+def make_rule(name: str, /, **numbers: Any) -> Rule:
     """The rule of this name with the given numbers; None means its default. Errors name what is known."""
     if name not in RULES:
         close = difflib.get_close_matches(name, RULES, n=1)

@@ -145,7 +145,7 @@ class Rule(ABC):
     def acceptance_of_all(self, p: Tensor, q: Tensor) -> Tensor:
         """a(x) for every id at once, in float64: p [N, V], q [N, V] -> [N, V]."""
         per_row = _with(self, lambda column: column.unsqueeze(-1))
-        return per_row.acceptance(evidence_of_all(p, q)).where(p > 0, 0.0)
+        return per_row.acceptance(evidence_of_all(p, q, self.needs)).where(p > 0, 0.0)
 
     def surrogate(self, p: Tensor, q: Tensor) -> Tensor:
         """The law whose exact speculation this rule is, where it is built on one: [N, V]."""
@@ -181,25 +181,32 @@ class Rule(ABC):
         return {f.name: getattr(self, f.name) for f in _fields(self)}
 
 
-def evidence_of_all(p: Tensor, q: Tensor) -> Evidence:
-    """Evidence with every id in the place of x, from sorted rows in float64: the reference for that of one token."""
+def evidence_of_all(p: Tensor, q: Tensor, needs: Need) -> Evidence:
+    """Evidence for the given needs with every id in the place of x, in float64: the reference for that of one token.
+
+    Masses and ranks order the whole vocabulary; nothing else does.
+    """
     p, q = p.double(), q.double()
+    columns: dict[str, Tensor] = {}
+    if needs & (Need.MASS_ABOVE | Need.MASS_BEFORE | Need.RANK):
+        ordered, order = p.sort(dim=-1, descending=True, stable=True)
+        running = torch.cat([torch.zeros_like(p[:, :1]), ordered.cumsum(-1)], -1)
+        strictly_more = torch.searchsorted(-ordered, -p)
+        columns["rank"] = strictly_more + 1
+        if Need.MASS_BEFORE in needs:
+            columns["mass"] = torch.zeros_like(p).scatter_(-1, order, running[:, :-1])
+        else:
+            columns["mass"] = running.gather(-1, strictly_more)
+    if Need.MAX_P in needs:
+        columns["max_p"] = p.amax(-1, keepdim=True)
+    if Need.ARGMAX in needs:
+        columns["argmax"] = argmax(p).unsqueeze(-1)
+    if Need.ENTROPY_P in needs:
+        columns["entropy_p"] = entropy(p).unsqueeze(-1)
+    if Need.ROWS in needs:
+        columns |= {"p": p, "q": q}
     ids = torch.arange(p.shape[-1], device=p.device).expand_as(p)
-    ordered = p.sort(dim=-1, descending=True).values
-    strictly_more = torch.searchsorted(-ordered, -p)
-    above = torch.cat([torch.zeros_like(p[:, :1]), ordered.cumsum(-1)], -1).gather(-1, strictly_more)
-    return Evidence(
-        x=ids,
-        p_x=p,
-        q_x=q,
-        mass=above,
-        rank=strictly_more + 1,
-        max_p=ordered[:, :1],
-        argmax=argmax(p).unsqueeze(-1),
-        entropy_p=entropy(p).unsqueeze(-1),
-        p=p,
-        q=q,
-    )
+    return Evidence(x=ids, p_x=p, q_x=q, **columns)
 
 
 def batched(rules: Sequence[Rule], repeats: Sequence[int], device: torch.device | None = None) -> Rule:

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from nsd.laws import is_member
+from nsd.laws import argmax, is_member, members
 from nsd.rules.base import Evidence, Need, Number, Recovery, Rule, asked
+from nsd.rules.ratio_or_set import kth_largest
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class ColdNucleus(Rule):
         inside = is_member(e.p_x, asked(e.mass), self.theta)
         return (inside | (e.x == asked(e.argmax))).to(torch.float64)
 
+    def acceptance_of_all(self, p: Tensor, q: Tensor) -> Tensor:
+        """The nucleus as a mask, with the argmax: no order of the vocabulary is needed."""
+        inside = members(p, self.theta)
+        return inside.scatter_(-1, argmax(p).unsqueeze(-1), True).to(torch.float64)
+
 
 @dataclass(frozen=True)
 class RelaxedTopK(Rule):
@@ -103,3 +109,9 @@ class RelaxedTopK(Rule):
         near = e.p_x.double() >= asked(e.max_p).double() - self.delta
         relaxed: Tensor = near & (asked(e.rank) <= self.k)
         return relaxed.to(torch.float64)
+
+    def acceptance_of_all(self, p: Tensor, q: Tensor) -> Tensor:
+        """The relaxed set as a mask, from the k-th largest probability instead of ranks."""
+        delta = torch.as_tensor(self.delta, dtype=torch.float64, device=p.device).reshape(-1, 1)
+        near = p.double() >= p.amax(-1, keepdim=True).double() - delta
+        return (near & (p >= kth_largest(p, self.k).unsqueeze(-1))).to(torch.float64)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nsd.laws import Ties, excess_masses_in, is_member, members, threshold
-from nsd.rules.base import Evidence, Need, Number, Rule, asked, evidence_of_all, ratio
+from nsd.rules.base import Evidence, Need, Number, Rule, asked, ratio
 
 _CAP = ("a number >= 0 (0 = exact, none = no cap)", lambda v: v >= 0)
 
@@ -64,8 +64,7 @@ class RatioOrSet(Rule):
 
     def acceptance_of_all(self, p: Tensor, q: Tensor) -> Tensor:
         """a(x) for every id at once, lam from the rows themselves."""
-        e = evidence_of_all(p, q)
-        r = ratio(e)
+        r = ratio(Evidence(x=torch.arange(p.shape[-1], device=p.device).expand_as(p), p_x=p, q_x=q))
         inside = self.whole_set(p)
         return torch.where(inside, r + self.coefficient(p, q).unsqueeze(-1) * (1.0 - r), r).where(p > 0, 0.0)
 
@@ -144,14 +143,7 @@ class TopKSet(RatioOrSet):
 
     def edge(self, p: Tensor) -> Tensor:
         """The k-th largest probability."""
-        if not len(p):
-            return p.new_zeros(0)
-        k = torch.as_tensor(self.k, device=p.device).long().expand(p.shape[0])
-        widest = min(max(int(k.max()), 1), p.shape[-1])
-        top = p.topk(widest, -1).values
-        kth = top.gather(-1, (k - 1).clamp(0, widest - 1).unsqueeze(-1)).squeeze(-1)
-        above_zero = torch.nextafter(torch.zeros_like(kth), torch.ones_like(kth))
-        return torch.where(k > 0, torch.maximum(kth, above_zero), torch.inf)
+        return kth_largest(p, self.k)
 
 
 @dataclass(frozen=True)
@@ -207,6 +199,18 @@ class RelativeSet(RatioOrSet):
     def edge(self, p: Tensor) -> Tensor:
         """rho max p, rounded up to the law's precision."""
         return _not_below(self.rho * p.amax(-1).double(), p.dtype)
+
+
+def kth_largest(p: Tensor, k: Number) -> Tensor:
+    """The k-th largest probability, but above 0: p [N, V], k a number or [N] -> [N]; inf where k = 0."""
+    if not len(p):
+        return p.new_zeros(0)
+    k = torch.as_tensor(k, device=p.device).long().expand(p.shape[0])
+    widest = min(max(int(k.max()), 1), p.shape[-1])
+    top = p.topk(widest, -1).values
+    kth = top.gather(-1, (k - 1).clamp(0, widest - 1).unsqueeze(-1)).squeeze(-1)
+    above_zero = torch.nextafter(torch.zeros_like(kth), torch.ones_like(kth))
+    return torch.where(k > 0, torch.maximum(kth, above_zero), torch.inf)
 
 
 def _not_below(limit: Tensor, dtype: torch.dtype) -> Tensor:

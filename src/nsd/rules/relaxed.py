@@ -58,9 +58,11 @@ class LossyEpsilon(Rule):
 
 @dataclass(frozen=True)
 class Ensemble(Rule):
-    """Exact speculation for the mixture v = w p + (1-w) q.
+    """Speculation for the mixture v = w p + (1-w) q, without the tokens that the target forbids.
 
-    w in [0, 1] (1 = exact). Lossy by (1-w) R; the emitted law is v. On failure the residual (v-q)+, which is (p-q)+.
+    w in [0, 1] (1 = exact). Lossy by (1-w) times the sum of (q-p)+ over p > 0. Where q gives nothing to ids with p = 0
+    that is (1-w) R and the emitted law is v; a draft with p(x) = 0 < q(x) is rejected all the same, and what v has
+    there goes to the residual. On failure the residual (v-q)+, which is w (p-q)+.
     """
 
     w: Number = 0.7

@@ -1,6 +1,7 @@
 """Baselines that are exact speculation for another law pi: the token-specific cascade and mentored decoding.
 
-Accept iff u < pi(x)/q(x), replace from (pi-q)+; the emitted law is pi, so TV(emitted, p) = TV(pi, p).
+Accept iff u < pi(x)/q(x), replace from (pi-q)+; the emitted law is pi, so TV(emitted, p) = TV(pi, p). A pi must give
+nothing to ids with p = 0, since no rule keeps them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from nsd.laws import row_sum
 from nsd.rules.base import Evidence, Need, Number, Recovery, Rule, asked, at_ids
 
-_BISECTIONS = 60
+_STEPS = 60
 
 
 class Surrogate(Rule):
@@ -36,6 +37,10 @@ class Surrogate(Rule):
         """u q(x) < pi(x); pi is 0 where the target forbids x."""
         pi = at_ids(self.surrogate(asked(e.p), asked(e.q)), e.x)
         return (e.p_x > 0) & (u * e.q_x.double() < pi.double())
+
+    def emitted(self, p: Tensor, q: Tensor) -> Tensor:
+        """pi itself: min(pi, q) + (pi-q)+."""
+        return self.surrogate(p.double(), q.double())
 
 
 @dataclass(frozen=True)
@@ -78,13 +83,21 @@ class Mentored(Surrogate):
     ranges: ClassVar = {"a": ("a number >= 1", lambda v: v >= 1)}
 
     def surrogate(self, p: Tensor, q: Tensor) -> Tensor:
-        """clip(q, b p, a p) with b by bisection; total mass grows with b from <= 1 at 0 to >= 1 at 1."""
+        """clip(q, b p, a p), b found from above: the mass M(b) = sum max(upper, b p) is convex and M(1) >= 1.
+
+        Each step solves M = 1 with the ids that b p raises held fixed, so b falls until they no longer change; a row
+        that is there stays there, whatever the rows beside it still need.
+        """
         a = torch.as_tensor(self.a, dtype=torch.float64, device=p.device).reshape(-1, 1)
         p, q = p.double(), q.double()
         upper = torch.minimum(q, torch.where(p > 0, a * p, 0.0))
-        low, high = torch.zeros_like(p[:, :1]), torch.ones_like(p[:, :1])
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            too_small = row_sum(torch.maximum(upper, middle * p)).unsqueeze(-1) < 1.0
-            low, high = torch.where(too_small, middle, low), torch.where(too_small, high, middle)
-        return torch.maximum(upper, high * p)
+        b = torch.ones_like(p[:, :1])
+        for _ in range(_STEPS):
+            raised = upper < b * p
+            fixed = row_sum(torch.where(raised, 0.0, upper)).unsqueeze(-1)
+            share = row_sum(torch.where(raised, p, 0.0)).unsqueeze(-1)
+            lower = torch.where(share > 0, ((1.0 - fixed) / share).clamp_min(0), b)
+            if bool((lower >= b).all()):
+                break
+            b = torch.minimum(b, lower)
+        return torch.maximum(upper, b * p)

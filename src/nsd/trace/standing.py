@@ -69,7 +69,8 @@ def claims(place: str, *claims: tuple[str, Any, bool, Any]) -> Iterator[Finding]
 
 
 def is_exact(info: RequestInfo) -> bool:
-    """Whether the target's law is kept for every p and q: by the rule, its number, a cap of 0, or temperature 0."""
+    """Whether the target's law is kept for every p and q: by rule, number, a cap of 0, temperature 0, or k = 0."""
     name, value = _EXACT_AT.get(info.rule, (None, None))
     neutral = name is not None and float(info.numbers.get(name, math.nan)) == value
-    return info.rule in EXACT_RULES or neutral or info.cap == 0 or info.sampling.get("temperature") == 0
+    settled = info.k == 0 or info.cap == 0 or info.sampling.get("temperature") == 0
+    return info.rule in EXACT_RULES or neutral or settled

@@ -20,7 +20,7 @@ from nsd.laws import (
     row_sum,
 )
 from nsd.laws.rows import greater, take
-from nsd.rules import NSD, Evidence, Need, RatioOrSet, Rule
+from nsd.rules import NSD, Evidence, Need, RatioOrSet, Recovery, Rule
 from nsd.verification.types import Draft
 
 
@@ -106,7 +106,7 @@ def excess_of(tested: Tested, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tenso
     unknown = torch.full_like(tested.p_x, torch.nan, dtype=torch.float64)
     nowhere = torch.zeros_like(tested.p_x, dtype=torch.bool)
     if not isinstance(rule, RatioOrSet):
-        return (unknown, nowhere, *_deviation_of(tested, tested.p_rows(), rule))
+        return (unknown, nowhere, *_deviation_of(tested, rule))
     if tested.q is None:
         e = gather(tested, rule.needs)
         member = rule.contains(e)
@@ -121,11 +121,22 @@ def excess_of(tested: Tested, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tenso
     return (unknown, member, *excess_masses(p, tested.q_rows(), edge))
 
 
-def _deviation_of(tested: Tested, p: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """R, and TV(emitted, p) from the rule's own law, for rules without a set: [n], [n]."""
-    nothing = torch.full_like(tested.p_x, torch.inf)
-    q, aimed = tested.q_rows(), rule.aimed(p)
-    R, _ = excess_masses(aimed, q, nothing)
+def _deviation_of(tested: Tested, rule: Rule) -> tuple[Tensor, Tensor]:
+    """R, and TV(emitted, p) from the rule's own law, for rules without a set: [n], [n].
+
+    A rule that widens the ratio and replaces from the residual deviates by its extra acceptance, sum q (a - r).
+    """
+    wider = rule.lossless or (rule.widens_ratio and rule.recovery is Recovery.RESIDUAL)
+    if wider and tested.q is None:
+        kept = tested.p_x.double() if rule.lossless else rule.acceptance(gather(tested, rule.needs))
+        extra = torch.where(tested.p_x > 0, kept - tested.p_x.double(), 0.0)
+        return 1.0 - tested.p_x.double(), extra
+    p, q = tested.p_rows(), tested.q_rows()
+    aimed = rule.aimed(p)
+    R, _ = excess_masses(aimed, q, torch.full_like(tested.p_x, torch.inf))
     if rule.lossless:
         return R, torch.zeros_like(R)
+    if wider:
+        # q r = min(p, q), and a = r wherever q <= p.
+        return R, row_sum((q.double() * rule.acceptance_of_all(p, q) - torch.minimum(p, q).double()).clamp_min_(0))
     return R, row_sum((rule.emitted(p, q) - aimed.double()).abs()) / 2

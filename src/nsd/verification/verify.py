@@ -220,10 +220,7 @@ def _require_finite(p: Tensor, layout: Layout, accepted: Tensor) -> None:
     broken = (~p[layout.first + accepted, 0].isfinite()).nonzero().squeeze(-1).tolist()
     if broken:
         request = broken[0]
-        raise NonFiniteTarget(
-            f"the target gave no finite law for request {request} at position {int(accepted[request])} of its block, "
-            "wanted finite logits; try --dtype float32, and nsd doctor to check the model"
-        )
+        raise NonFiniteTarget(request, int(accepted[request]))
 
 
 def _finish(

@@ -1,0 +1,153 @@
+"""The training loop: one optimiser step at a time, each a function of the run's plan, the weights and the step number.
+
+That is what makes resuming exact: a checkpoint holds weights, optimiser and step, and nothing else has a memory.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nsd.errors import ModelError
+from nsd.train.corpus import Batch, Corpus
+from nsd.train.evaluate import Examiner, Figures, chain_mask
+from nsd.train.losses import HeadLoss, target_law
+from nsd.train.net import DraftLayer
+from nsd.train.schedule import Schedule, order
+from nsd.train.text import ASKED
+
+DEPTH_DECAY = 0.8
+"""How much less a deeper position counts; drafts there are reached less often."""
+
+CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What the drafter borrows: embedding [V, H] and the head's rows of the draft vocabulary [n, H]."""
+
+    embedding: Tensor
+    head: Tensor
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a watcher is told after a step (figures only where the drafter was examined)."""
+
+    step: int
+    steps: int
+    loss: float
+    kept: float
+    seconds_left: float
+    figures: list[Figures] = field(default_factory=list)
+
+
+class Trainer:
+    """Weights, optimiser and step; rows per batch."""
+
+    def __init__(self, net: DraftLayer, ends: Ends, corpus: Corpus, schedule: Schedule, seed: int, rows: int = 8) -> None:
+        self.net, self.ends, self.corpus, self.schedule, self.seed = net, ends, corpus, schedule, seed
+        self.rows, self.step = min(rows, len(corpus.rows)), 0
+        matrices = [net[name] for name in net.names if net[name].dim() > 1]
+        others = [net[name] for name in net.names if net[name].dim() < 2]
+        self.optimiser = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}],
+            lr=schedule.peak, betas=(0.9, 0.95), eps=1e-8,
+        )
+
+    def advance(self) -> tuple[float, float]:
+        """One step -> loss, and 1 - TV at depth 1 on its own batch."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.schedule.rate(self.step)
+        batch = self.corpus.batch(order(len(self.corpus.rows), self.rows, self.seed, self.step))
+        self.optimiser.zero_grad(set_to_none=True)
+        loss, kept = self.loss(batch, self.schedule.depths(self.step))
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves backward unannotated
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+        self.optimiser.step()
+        self.step += 1
+        return float(loss.detach()), kept
+
+    def loss(self, batch: Batch, depths: int) -> tuple[Tensor, float]:
+        """Loss over a batch at the present step's mix, and 1 - TV at depth 1."""
+        cold = batch.cold[:, None].expand_as(batch.lse).flatten()
+        p = target_law(batch.final.flatten(0, 1), self.ends.head, batch.lse.flatten(), cold)
+        tokens = functional.pad(batch.tokens[:, 1:], (0, depths))
+        embedded = functional.embedding(tokens, self.ends.embedding)
+        total, first, weights = torch.zeros(()), 0.0, 0.0
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = self.net.unroll(self.net.features(batch.taps), embedded, depths)
+        for depth, output in enumerate(outputs):
+            at = chain_mask(batch.kinds, depth + 1, ASKED).flatten().nonzero().squeeze(-1)
+            states = self.net.normed(output).flatten(0, 1)[at]
+            mix = self.schedule.mix(self.step)
+            loss, kept = HeadLoss.apply(
+                states, self.net["log_gain"], self.ends.head, p, at + depth + 1, cold[at], mix
+            )
+            weight = DEPTH_DECAY**depth
+            total, weights = total + weight * loss, weights + weight
+            first = float(kept) if depth == 0 else first
+        return total / weights, first
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint; a kill in the middle leaves the one before."""
+        state = {"weights": self.net.tensors(), "optimiser": self.optimiser.state_dict(), "step": self.step}
+        part = folder / f"{CHECKPOINT}.part"
+        torch.save(state, part)
+        part.replace(folder / CHECKPOINT)
+
+    def resume(self, folder: Path) -> bool:
+        """Go on from a checkpoint, if there is one. Raises ModelError for a damaged one."""
+        path = folder / CHECKPOINT
+        if not path.is_file():
+            return False
+        try:
+            state: dict[str, Any] = torch.load(path, weights_only=True)
+        except Exception as problem:  # torch raises whatever its unpickler met
+            raise ModelError(f"{path} is unreadable ({problem}); delete it to start over") from None
+        self.net.load(state["weights"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.step = state["step"]
+        return True
+
+    def run(
+        self,
+        folder: Path,
+        examiner: Examiner | None,
+        watch: Callable[[Progress], None],
+        save_every: int = 100,
+        examine_every: int = 150,
+    ) -> None:
+        """Train to the end of the schedule; log.jsonl gets a line for each examination."""
+        started, begun = time.perf_counter(), self.schedule.progress(self.step)
+        while self.step < self.schedule.steps:
+            loss, kept = self.advance()
+            last = self.step == self.schedule.steps
+            done = self.schedule.progress(self.step)
+            elapsed = time.perf_counter() - started
+            progress = Progress(
+                self.step, self.schedule.steps, loss, kept, elapsed * (1 - done) / max(done - begun, 1e-9)
+            )
+            if examiner is not None and (last or self.step % examine_every == 0):
+                progress.figures = examiner(self.net)
+                self._log(folder, progress)
+            watch(progress)
+            if last or self.step % save_every == 0:
+                self.save(folder)
+
+    def _log(self, folder: Path, progress: Progress) -> None:
+        """One line per examination; lines past a resumed step are dropped first."""
+        path = folder / LOG
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        lines = [line for line in lines if json.loads(line)["step"] < progress.step]
+        entry = {"step": progress.step, "loss": progress.loss, "kept": progress.kept}
+        entry |= {"figures": [asdict(figures) for figures in progress.figures]}
+        path.write_text("\n".join([*lines, json.dumps(entry)]) + "\n", encoding="utf-8")

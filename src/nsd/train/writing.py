@@ -1,0 +1,84 @@
+"""Writing all shards: which prompts go where, how many processes, and what may be on the disk at most."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nsd.errors import ConfigError
+from nsd.targets.base import Target
+from nsd.train.chat import Frame, frame
+from nsd.train.prompts import HeldOut, fill
+from nsd.train.stepper import Stepper, stepper
+from nsd.train.text import Chats, PromptSource, ShardPlan, write_shard
+
+SAMPLED_SHARE = 0.4
+"""Share of user turns that the target samples itself, where its template allows."""
+
+TRAINING, HELD_OUT = "text", "heldout"
+"""Folders of shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the target is asked: prompts of one's own, or the built-in templates beside turns it samples itself."""
+
+    own: tuple[str, ...] = ()
+    sampled_share: float = SAMPLED_SHARE
+
+    def __call__(self, _row: int, chance: random.Random) -> str | None:
+        """The next user turn, None to have it sampled."""
+        if self.own:
+            return chance.choice(self.own)
+        return None if chance.random() < self.sampled_share else fill(chance)
+
+
+class Fixed:
+    """Held-out prompts in order: row r begins with prompt r // repeats, and goes on with the next ones."""
+
+    def __init__(self, prompts: Sequence[str], repeats: int) -> None:
+        self.prompts, self.repeats, self.turns = tuple(prompts), repeats, dict[int, int]()
+
+    def __call__(self, row: int, _chance: random.Random) -> str:
+        """The next prompt of this row."""
+        turn = self.turns.get(row, 0)
+        self.turns[row] = turn + 1
+        return self.prompts[(row // self.repeats + turn) % len(self.prompts)]
+
+
+@dataclass(slots=True)
+class Writer:
+    """Writes shards of one target into a folder; every shard by its own seed, so that any order gives the same text."""
+
+    target: Target
+    frame: Frame
+    stepper: Stepper
+    folder: Path
+
+    @classmethod
+    def open(cls, target: Target, taps: Sequence[int], folder: Path) -> Writer:
+        """A writer for this target."""
+        return cls(target, frame(target), stepper(target, taps), folder)
+
+    def training(self, plan: ShardPlan, index: int, source: PromptSource) -> None:
+        """Write training shard `index`, unless it is there."""
+        self._write(self.folder / TRAINING, plan, index, source)
+
+    def held_out(self, plan: ShardPlan, held_out: HeldOut) -> None:
+        """Write the one held-out shard, unless it is there."""
+        self._write(self.folder / HELD_OUT, plan, 0, Fixed(held_out.prompts, len(plan.temperatures)))
+
+    def _write(self, folder: Path, plan: ShardPlan, index: int, source: PromptSource) -> None:
+        if (folder / f"{index:04d}.json").is_file():
+            return
+        chance = random.Random(f"{plan.seed}/{folder.name}/{index}")
+        generator = torch.Generator().manual_seed(chance.randrange(2**62))
+        tokenizer = self.target.tokenizer
+        chats = Chats(self.frame, plan, tokenizer.encode, sorted(self.target.eos), source, chance)
+        write_shard(folder, index, plan, self.stepper, chats, generator)
