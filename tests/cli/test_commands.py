@@ -205,3 +205,67 @@ def test_ctrl_c_leaves_the_partial_text_and_exits_130():
     assert b"Traceback" not in talk
     assert b"tau" in talk
     assert rest.endswith(b"\n")
+
+
+def test_a_closed_pipe_ends_with_its_own_code():
+    command = [sys.executable, "-m", "nsd", "generate", "abc", *TOY, "--max-new-tokens", "4000", "--drafter", "none"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(5)
+    process.stdout.close()
+    talk = process.stderr.read()
+    assert process.wait(timeout=60) == 141
+    assert b"Traceback" not in talk
+
+
+def test_a_full_disk_is_one_line():
+    command = f"{sys.executable} -m nsd generate abc {' '.join(TOY)} > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "No space left" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("--theta", "0"), False),
+        (("--max-deviation", "0"), False),
+        (("--rule", "sd"), False),
+        (("--drafter", "none"), False),
+        (("-k", "0"), False),
+        (("--theta", "0.5"), True),
+        (("--max-deviation", "0.1"), True),
+    ],
+)
+def test_lossy_is_said_where_it_is_so_and_nowhere_else(nsd, settings, said):
+    seen = nsd("generate", "abc abc abc", *TOY, *settings)
+    assert ("is lossy" in seen.err) == said
+    if settings == ("--max-deviation", "0.1"):
+        assert "at most 0.1" in seen.err
+
+
+def test_infinite_numbers_are_text_in_json(nsd):
+    data = json.loads(nsd("generate", "abc", *TOY, "--max-deviation", "inf", "--json").out)
+    assert data["rule_numbers"]["max_deviation"] == "inf"
+
+
+def test_an_argument_that_is_not_utf8_is_refused(nsd):
+    seen = nsd("generate", "abc\udcff", *TOY)
+    assert seen.code == 2
+    assert "not UTF-8" in seen.err
+
+
+def test_the_untempered_nucleus_is_reachable(nsd):
+    seen = nsd("generate", "abc abc", *TOY, "--rule", "cold-nucleus", "--temperature", "0")
+    assert seen.code == 0
+    assert "lossy against greedy" in seen.err
+    assert nsd("generate", "abc", *TOY, "--rule", "cold-nucleus").code == 2
+
+
+def test_drafter_options_reach_the_drafter(nsd):
+    data = json.loads(
+        nsd("generate", "abc abc", *TOY, "--drafter", "draft-model", "--draft", "source=toy", "--json").out
+    )
+    assert data["draft_law"] == "sampled"
+    greedy = ("--drafter", "draft-model", "--draft", "source=toy", "--draft", "greedy=true", "--json")
+    assert json.loads(nsd("generate", "abc abc", *TOY, *greedy).out)["draft_law"] == "point"
+    assert nsd("generate", "abc", *TOY, "--draft", "max_n").code == 2

@@ -1,4 +1,4 @@
-"""Statistics of the real path against exact laws. Fixed seeds; false-alarm rates are stated and divided by Bonferroni."""
+"""The real path against exact laws. Seeds are fixed; false-alarm rates are stated and shared out by Bonferroni."""
 
 import numpy as np
 import pytest

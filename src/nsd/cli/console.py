@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -12,11 +11,15 @@ from rich.console import Console
 SCHEMA_VERSION = 1
 
 
+class ClosedPipe(Exception):
+    """The reader of stdout has enough; click would swallow a BrokenPipeError on its way to the exit code."""
+
+
 class _Pipe(Console):
-    """A console that leaves a closed pipe to the caller, so that it ends with the exit code of its kind."""
+    """A console that leaves a closed pipe to the caller."""
 
     def on_broken_pipe(self) -> NoReturn:
-        raise BrokenPipeError
+        raise ClosedPipe
 
 
 out = _Pipe(highlight=False, soft_wrap=True)
@@ -24,6 +27,15 @@ out = _Pipe(highlight=False, soft_wrap=True)
 
 talk = Console(stderr=True, highlight=False)
 """Notes, cards, progress, errors."""
+
+
+def write(text: str, console: Console = out) -> None:
+    """Text as it is, at once."""
+    try:
+        console.file.write(text)
+        console.file.flush()
+    except BrokenPipeError:
+        raise ClosedPipe from None
 
 
 def note(message: str) -> None:
@@ -37,8 +49,7 @@ def emit_json(kind: str, values: dict[str, Any]) -> None:
     An infinite number is the string "inf", as in traces.
     """
     document = {"schema_version": SCHEMA_VERSION, "kind": kind, **_finite(values)}
-    sys.stdout.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
-    sys.stdout.flush()
+    write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:

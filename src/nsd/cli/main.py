@@ -10,7 +10,7 @@ import typer
 
 from nsd import __version__
 from nsd.cli import compare, demo, doctor, generate, listing, theory, trace
-from nsd.cli.console import talk
+from nsd.cli.console import ClosedPipe, talk
 from nsd.errors import NSDError
 
 app = typer.Typer(
@@ -65,7 +65,7 @@ def main() -> None:
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
-    except BrokenPipeError:
+    except ClosedPipe:
         # A reader such as head has enough; what it read stays valid.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

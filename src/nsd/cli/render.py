@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from nsd.cli.console import write
 from nsd.events import Block, Origin
 
 if TYPE_CHECKING:
@@ -57,9 +58,7 @@ def _harmless(text: str) -> str:
 def show_block(console: Console, block: Block) -> None:
     """One event as it comes: coloured on a terminal, with rejected proposals struck; plain text elsewhere."""
     if not coloured(console):
-        text = _harmless(block.text) if console.is_terminal else block.text
-        console.file.write(text)
-        console.file.flush()
+        write(_harmless(block.text) if console.is_terminal else block.text, console)
         return
     line = Text()
     for committed in block.committed:

@@ -113,7 +113,9 @@ def laws(
 def _check_ids(banned: tuple[int, ...], vocab: int) -> None:
     outside = [i for i in banned if not 0 <= i < vocab]
     if outside:
-        raise ConfigError(f"banned id {outside[0]} is not in the vocabulary, wanted ids in 0..{vocab - 1}; leave it out")
+        raise ConfigError(
+            f"banned id {outside[0]} is not in the vocabulary, wanted ids in 0..{vocab - 1}; leave it out"
+        )
 
 
 def _with_history(scores: Tensor, samplings: Sequence[Sampling], histories: Sequence[History] | None) -> Tensor:

@@ -42,11 +42,6 @@ MODELS: dict[str, BuiltIn] = {
 }
 
 
-def listing() -> list[dict[str, object]]:
-    """Rows of `nsd list models`."""
-    return [{"model": name, "description": entry.doc} for name, entry in MODELS.items()]
-
-
 def load_target(
     source: Any,
     dtype: str = "auto",

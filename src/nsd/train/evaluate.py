@@ -58,8 +58,16 @@ def edges(final: Tensor, lse: Tensor, cold: Tensor, head: Tensor, theta: float) 
 class Examiner:
     """Examines a drafter on the same held-out rows again and again; nuclei are found once."""
 
-    def __init__(self, corpus: Corpus, numbers: Sequence[int], head: Tensor, ids: Tensor, embedding: Tensor,
-                 theta: float = 0.95, rows: int = 8) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        numbers: Sequence[int],
+        head: Tensor,
+        ids: Tensor,
+        embedding: Tensor,
+        theta: float = 0.95,
+        rows: int = 8,
+    ) -> None:
         self.corpus, self.embedding, self.small = corpus, embedding, head[ids].contiguous()
         by_cold: dict[float, list[int]] = {}
         for number in numbers:
@@ -70,7 +78,9 @@ class Examiner:
             for temperature, mine in sorted(by_cold.items(), reverse=True)
         }
         self.edges = {
-            tuple(group): self._edges(corpus.batch(group), head, theta) for groups in self.groups.values() for group in groups
+            tuple(group): self._edges(corpus.batch(group), head, theta)
+            for groups in self.groups.values()
+            for group in groups
         }
 
     @staticmethod

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-CHUNK = 256
+CHUNK = 128
 """Rows of logits alive at a time."""
 
 
@@ -43,20 +43,17 @@ class HeadLoss(torch.autograd.Function):
         for first in range(0, len(states), CHUNK):
             rows = slice(first, first + CHUNK)
             scale = gain * cold[rows, None]
-            z = functional.linear(narrow[rows], head).float() * scale
+            z = functional.linear(narrow[rows], head).float().mul_(scale)
             law, want = torch.softmax(z, -1), p[index[rows]].float()
-            least = torch.minimum(law, want)
-            kept += float(least.sum())
-            mass = want.sum(-1, keepdim=True)
+            mass, least = want.sum(-1, keepdim=True), float(torch.minimum(law, want).sum())
+            kept += least
+            loss += mix.total_variation * (len(law) - least)
             if mix.cross_entropy:
-                normaliser = torch.logsumexp(z, -1, keepdim=True)
-                loss += mix.cross_entropy * float((mass * normaliser).sum() - (want * z).sum())
-            loss += mix.total_variation * float(len(law) - least.sum())
-            below = law * (law < want)
-            slope = mix.cross_entropy * (mass * law - want)
-            slope -= mix.total_variation * (below - law * below.sum(-1, keepdim=True))
-            gain_gradient += float((slope * z).sum())
-            gradient[rows] = ((slope * scale).to(head.dtype) @ head).float()
+                seen = float(torch.dot(want.flatten(), z.flatten()))
+                loss += mix.cross_entropy * (float((mass * torch.logsumexp(z, -1, keepdim=True)).sum()) - seen)
+            slope = _slope(law, want, mass, mix)
+            gain_gradient += float(torch.dot(slope.flatten(), z.flatten()))
+            gradient[rows] = (slope.mul_(scale).to(head.dtype) @ head).float()
         ctx.save_for_backward(gradient / count, log_gain.new_tensor(gain_gradient / count))
         return states.new_tensor(loss / count), states.new_tensor(kept / count)
 
@@ -65,6 +62,16 @@ class HeadLoss(torch.autograd.Function):
         """Scale what the forward pass made."""
         states, gain = ctx.saved_tensors
         return states * gradients[0], gain * gradients[0], None, None, None, None, None
+
+
+def _slope(law: Tensor, want: Tensor, mass: Tensor, mix: Mix) -> Tensor:
+    """d loss / dz of a chunk, from q, p and the sum of p; law is overwritten."""
+    if not mix.total_variation:
+        return law.mul_(mix.cross_entropy * mass).sub_(want, alpha=mix.cross_entropy)
+    below = torch.where(law < want, law, 0.0)
+    total = below.sum(-1, keepdim=True)
+    law.mul_(mix.cross_entropy * mass + mix.total_variation * total)
+    return law.sub_(below, alpha=mix.total_variation).sub_(want, alpha=mix.cross_entropy)
 
 
 def target_law(states: Tensor, head: Tensor, lse: Tensor, cold: Tensor) -> Tensor:

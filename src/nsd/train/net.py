@@ -91,9 +91,7 @@ class DraftLayer(nn.Module):
         """The final norm."""
         return rms_norm(x, self["norm.weight"], self.config.eps)
 
-    def _layer(
-        self, x: Tensor, side: Tensor, depth: int, chain: list[tuple[Tensor, Tensor]], unseen: Tensor
-    ) -> Tensor:
+    def _layer(self, x: Tensor, side: Tensor, depth: int, chain: list[tuple[Tensor, Tensor]], unseen: Tensor) -> Tensor:
         c, w = self.config, self._layer_weight
         read = torch.cat(
             (

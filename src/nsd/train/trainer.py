@@ -53,14 +53,18 @@ class Progress:
 class Trainer:
     """Weights, optimiser and step; rows per batch."""
 
-    def __init__(self, net: DraftLayer, ends: Ends, corpus: Corpus, schedule: Schedule, seed: int, rows: int = 8) -> None:
+    def __init__(
+        self, net: DraftLayer, ends: Ends, corpus: Corpus, schedule: Schedule, seed: int, rows: int = 8
+    ) -> None:
         self.net, self.ends, self.corpus, self.schedule, self.seed = net, ends, corpus, schedule, seed
         self.rows, self.step = min(rows, len(corpus.rows)), 0
         matrices = [net[name] for name in net.names if net[name].dim() > 1]
         others = [net[name] for name in net.names if net[name].dim() < 2]
         self.optimiser = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}],
-            lr=schedule.peak, betas=(0.9, 0.95), eps=1e-8,
+            lr=schedule.peak,
+            betas=(0.9, 0.95),
+            eps=1e-8,
         )
 
     def advance(self) -> tuple[float, float]:
@@ -89,12 +93,10 @@ class Trainer:
             at = chain_mask(batch.kinds, depth + 1, ASKED).flatten().nonzero().squeeze(-1)
             states = self.net.normed(output).flatten(0, 1)[at]
             mix = self.schedule.mix(self.step)
-            loss, kept = HeadLoss.apply(
-                states, self.net["log_gain"], self.ends.head, p, at + depth + 1, cold[at], mix
-            )
+            loss, kept = HeadLoss.apply(states, self.net["log_gain"], self.ends.head, p, at + depth + 1, cold[at], mix)
             weight = DEPTH_DECAY**depth
             total, weights = total + weight * loss, weights + weight
-            first = float(kept) if depth == 0 else first
+            first = float(kept.detach()) if depth == 0 else first
         return total / weights, first
 
     def save(self, folder: Path) -> None:
