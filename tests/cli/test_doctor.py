@@ -12,7 +12,7 @@ from nsd import doctor as room
 from nsd import requirements as asked
 from nsd.cli.main import app
 from nsd.doctor import examine
-from nsd.drafters.none import NoneDrafter
+from nsd.drafters.none import NoDrafter
 from nsd.requirements import Requirement, requirements
 from nsd.targets import smollm2
 from nsd.targets.toy import TableTarget
@@ -139,7 +139,7 @@ def test_a_negative_k_is_one_finding(drafter):
 
 
 def test_a_k_above_the_limit_is_one_finding(monkeypatch):
-    monkeypatch.setattr(NoneDrafter, "max_k", 3)
+    monkeypatch.setattr(NoDrafter, "max_k", 3)
     assert wrong(examine(toy(), "none", 5)) == [("k", "5, none drafts at most 3 a block", "-k 3")]
 
 

@@ -50,10 +50,18 @@ def test_every_rule_is_exact_at_temperature_zero(name):
     assert torch.allclose(rule.emitted(p, q), p, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["nsd", "topk", "lenience", "lossy-epsilon", "ensemble"])
-def test_neutral_numbers_are_exact(name):
-    number = {"nsd": "theta", "topk": "k", "lenience": "l", "lossy-epsilon": "epsilon", "ensemble": "w"}[name]
-    neutral = 1 if name in ("lenience", "ensemble") else 0
+@pytest.mark.parametrize(
+    ("name", "number", "neutral"),
+    [
+        ("nsd", "theta", 0),
+        ("topk", "k", 0),
+        ("lenience", "l", 1),
+        ("lossy-epsilon", "epsilon", 0),
+        ("ensemble", "w", 1),
+        ("mentored", "a", 1),
+    ],
+)
+def test_neutral_numbers_are_exact(name, number, neutral):
     rule = make_rule(name, **{number: neutral})
     assert guarantee_of(rule, TOKENS).value == 1.0
     p = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)

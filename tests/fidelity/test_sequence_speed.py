@@ -60,16 +60,53 @@ def test_break_even_means_speed_up_one(parallel, verify):
     at_acceptance = speedup(model.break_even_acceptance, 5, draft=0.05, verify=verify, parallel=parallel)
     assert at_draft.speedup == pytest.approx(1, abs=1e-9)
     assert at_acceptance.speedup == pytest.approx(1, abs=1e-9)
-    best = speedup(0.7, model.best_k, draft=0.05, verify=verify, parallel=parallel)
-    others = [speedup(0.7, k, draft=0.05, verify=verify, parallel=parallel).speedup for k in range(30)]
+    if parallel:
+        assert model.best_k is None and "costs no more" in model.reasons["best_k"]
+        return
+    best = speedup(0.7, model.best_k, draft=0.05, verify=verify)
+    others = [speedup(0.7, k, draft=0.05, verify=verify).speedup for k in range(30)]
     assert best.speedup >= max(others)
 
 
 def test_what_cannot_break_even():
-    assert speedup(0.5, 2, draft=5.0).break_even_acceptance is None
-    assert speedup(0.1, 4, draft=0.1, verify=3.0).break_even_draft is None
+    for model, name, why in (
+        (speedup(0.5, 2, draft=5.0), "break_even_acceptance", "more than the 3 tokens"),
+        (speedup(0.1, 4, draft=0.1, verify=3.0), "break_even_draft", "even if drafting is free"),
+        (speedup(0.5, 1, draft=0.1, verify=0.5), "break_even_acceptance", "above 1 at every acceptance"),
+        (speedup([], None, draft=0.1), "break_even_draft", "without proposals"),
+        (speedup([], None, draft=0.1), "break_even_acceptance", "without proposals"),
+    ):
+        assert getattr(model, name) is None
+        assert why in model.reasons[name]
     plain = speedup([], None, draft=0.1)
-    assert (plain.tau, plain.speedup, plain.break_even_draft) == (1, 1, None)
+    assert (plain.tau, plain.speedup) == (1, 1)
+    assert speedup(0.5, 2, draft=0).break_even_acceptance == 0
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "draft", "verify", "parallel", "best", "why"),
+    [
+        (1.0, 0.1, 1.0, False, None, "still rising at 256"),
+        (0.999, 1e-6, 1.0, False, None, "still rising at 256"),
+        (0.5, 0.0, 1.0, False, None, "still rising: a longer block costs no more"),
+        (0.5, 0.2, 1.0, True, None, "still rising: a longer block costs no more"),
+        (0.5, 9.0, 1.0, True, 0, None),
+        (1.0, 0.3, 0.3, False, 0, None),
+        (0.0, 0.0, 1.0, False, 0, None),
+        (0.5, 0.1, 1.0, False, 2, None),
+    ],
+)
+def test_the_search_limit_is_no_best_k(acceptance, draft, verify, parallel, best, why):
+    model = speedup(acceptance, 4, draft, verify, parallel)
+    assert model.best_k == best
+    assert model.reasons.get("best_k", "").startswith(why or "") and ("best_k" in model.reasons) == (best is None)
+
+
+def test_every_null_has_its_reason_and_nothing_else_has():
+    for model in (speedup(0.7, 4, 0.1), speedup([0.5, 0.1], None, 3.0), speedup(1.0, 0, 0.0, 0.5)):
+        nulls = {name for name in model.__slots__ if getattr(model, name) is None}
+        assert set(model.reasons) == nulls
+    assert hash(speedup(0.7, 4, 0.1)) == hash(speedup(0.7, 4, 0.1))
 
 
 def test_acceptance_by_position():
@@ -85,6 +122,7 @@ def test_acceptance_by_position():
         (1.2, 3, 0.1, 1, "acceptance is 1.2"),
         (0.5, None, 0.1, 1, "needs k"),
         (0.5, -1, 0.1, 1, "k is -1"),
+        ([0.5, 0.4], -1, 0.1, 1, "k is -1"),
         ([0.5], 2, 0.1, 1, "k is 2 but acceptance has 1"),
         (0.5, 2, -0.1, 1, "draft is -0.1"),
         (0.5, 2, 0.1, 0, "verify is 0"),

@@ -14,6 +14,8 @@ from nsd.errors import ConfigError
 from nsd.laws import History, Sampling, laws
 from tests.strategies import random_laws
 
+NAN, INF = float("nan"), float("inf")
+
 
 def logits(rows=6, vocab=300, seed=0, spread=3.0):
     return random_laws(seed, rows, vocab, spread, torch.float64).log().float()
@@ -148,8 +150,45 @@ def test_half_precision_logits_give_float32_laws():
         {"top_p": 1.5},
         {"min_p": -0.1},
         {"repetition_penalty": 0.0},
+        {"repetition_penalty": 1e-45},
+        {"top_k": 2.5},
+        {"temperature": 1e-45},
+        {"temperature": 1e300},
+        *({name: bad} for name in ("presence_penalty", "frequency_penalty") for bad in (NAN, INF, -INF, 1e300)),
     ],
+    ids=str,
 )
 def test_bad_numbers_are_refused_by_name(numbers):
-    with pytest.raises(ConfigError, match=next(iter(numbers))):
+    with pytest.raises(ConfigError, match=f"{next(iter(numbers))} is .* wanted .* try --") as refusal:
         Sampling(**numbers)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_temperature_too_small_to_divide_by_is_told_from_the_argmax():
+    with pytest.raises(ConfigError, match=r"temperature is 1e-45, .* try --temperature 0 for the argmax"):
+        Sampling(temperature=1e-45)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1e-5),
+        Sampling(temperature=1e6),
+        Sampling(repetition_penalty=1e-5),
+        Sampling(repetition_penalty=1e6),
+        Sampling(presence_penalty=-1e6, frequency_penalty=1e6),
+    ],
+    ids=["coldest", "hottest", "most repetition", "least repetition", "shifts"],
+)
+def test_whatever_is_let_in_has_a_law(sampling):
+    scores = logits(4, spread=100.0)
+    absent = torch.arange(300) == 7
+    law = laws(scores, [sampling] * 4, [History([1, 2], [3] * 1000)] * 4, absent)
+    torch.testing.assert_close(law.sum(-1), torch.ones(4))
+    assert (law[:, 7] == 0).all()
+
+
+@pytest.mark.parametrize("banned", [(3, 300), (-1,)])
+def test_banned_ids_outside_the_vocabulary_are_refused(banned):
+    with pytest.raises(ConfigError, match=f"banned id {banned[-1]} is not in the vocabulary, wanted ids in 0..299"):
+        laws(logits(2), [Sampling(), Sampling(banned=banned)])

@@ -7,8 +7,11 @@ from hypothesis import strategies as st
 
 from nsd.laws import excess_masses_in, members
 from nsd.rules import NSD, RULES, RatioOrSet, make_rule
-from nsd.rules.base import evidence_of_all
+from nsd.rules.base import Need, Rule, evidence_of_all
+from nsd.rules.plausible import ColdNucleus, RelaxedTopK
 from nsd.rules.relaxed import Ensemble, Lenience, LossyEpsilon
+from nsd.verification import evidence
+from nsd.verification.types import Draft, DraftLaw
 from tests.strategies import pair, random_laws, thetas
 
 SET_RULES = sorted(name for name, kind in RULES.items() if issubclass(kind, RatioOrSet))
@@ -71,6 +74,17 @@ def test_ensemble_emits_the_mixture(laws, w):
         close(Ensemble(w).emitted(p, q), w * p + (1 - w) * q)
 
 
+@given(laws=pair(), w=st.sampled_from([0.0, 0.25, 0.5, 1.0]))
+def test_ensemble_deviates_by_its_share_of_the_excess_that_the_target_allows(laws, w):
+    p, q = laws
+    close(tv(Ensemble(w).emitted(p, q), p), (1 - w) * torch.where(p > 0, (q - p).clamp_min(0), 0.0).sum(-1))
+
+
+def test_ensemble_is_not_the_mixture_where_the_target_forbids_a_draft():
+    p, q = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.5, 0.5]]).double()
+    close(Ensemble(0.5).emitted(p, q), p)
+
+
 @given(laws=pair(), l=st.sampled_from([0.25, 0.5, 1.0]))
 def test_lenience_never_emits_more_than_p_over_l(laws, l):  # noqa: E741 - the paper's symbol
     p, q = laws
@@ -116,7 +130,7 @@ def test_edge_and_whole_set_and_contains_agree(name, dtype, seed, spread):
     for rule in (make_rule(name, **SET_NUMBERS[name]), RULES[name]()):
         whole = rule.whole_set(p)
         assert torch.equal((p >= rule.edge(p).unsqueeze(-1)) & (p > 0), whole)
-        assert torch.equal(rule.contains(evidence_of_all(p, p)), whole)
+        assert torch.equal(rule.contains(evidence_of_all(p, p, rule.needs)), whole)
 
 
 @pytest.mark.parametrize("name", SET_RULES)
@@ -145,3 +159,62 @@ def test_mentored_emits_no_token_beyond_its_factor(laws):
     p, q = laws
     assert (make_rule("mentored", a=2.0).emitted(p, q) <= 2.0 * p + 1e-9).all()
     close(make_rule("mentored", a=1.0).emitted(p, q), p)
+
+
+@pytest.mark.parametrize("name", ["cascade", "mentored"])
+@given(laws=pair())
+def test_rules_for_another_law_emit_it(name, laws):
+    """min(1, pi/q) and the residual (pi-q)+, put together token by token, are pi; nothing lies where p = 0."""
+    p, q = laws
+    rule = RULES[name]()
+    pi = rule.surrogate(p, q)
+    close(pi.sum(-1), torch.ones(1, dtype=torch.float64))
+    assert (pi[p == 0] == 0).all()
+    close(rule.emitted(p, q), pi)
+    close(Rule.emitted(rule, p, q), pi)
+
+
+@given(laws=pair(), a=st.sampled_from([1.0, 1.25, 2.0, 8.0, float("inf")]))
+def test_mentored_equals_bisection(laws, a):
+    p, q = laws
+    upper = torch.minimum(q, torch.where(p > 0, a * p, 0.0))
+    low, high = 0.0, 1.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        if torch.maximum(upper, middle * p).sum() < 1:
+            low = middle
+        else:
+            high = middle
+    close(make_rule("mentored", a=a).surrogate(p, q), torch.maximum(upper, high * p))
+
+
+def test_mentored_does_not_depend_on_the_rows_beside_it():
+    p, q = (random_laws(seed, 40, 1000, 4.0, torch.float32) for seed in (1, 2))
+    rule = make_rule("mentored", a=1.5)
+    together = rule.surrogate(p, q)
+    for row in range(40):
+        assert torch.equal(rule.surrogate(p[row : row + 1], q[row : row + 1])[0], together[row])
+
+
+@pytest.mark.parametrize("rule", [ColdNucleus(0.6), RelaxedTopK(3, 0.2), RelaxedTopK(50, 1.0)], ids=str)
+@given(laws=pair())
+def test_masks_equal_the_decision_from_ranks_and_masses(rule, laws):
+    p, q = laws
+    reference = rule.acceptance(evidence_of_all(p, q, rule.needs)).where(p > 0, 0.0)
+    assert torch.equal(rule.acceptance_of_all(p, q), reference)
+
+
+@pytest.mark.parametrize("needs", [need for need in Need if need is not Need.TARGET_DRAW], ids=str)
+@given(laws=pair())
+def test_evidence_of_all_ids_is_that_of_each(needs, laws):
+    p, q = laws
+    vocab = p.shape[-1]
+    every = evidence_of_all(p, q, needs)
+    rows = torch.zeros(vocab, dtype=torch.long)
+    draft = Draft(torch.arange(vocab), (vocab,), DraftLaw.SAMPLED, q.expand(vocab, -1))
+    each = evidence.gather(evidence.Tested.of(draft, p, rows, torch.zeros(1, dtype=torch.float64)), needs)
+    for name in ("mass", "rank", "max_p", "argmax", "entropy_p"):
+        one = getattr(each, name)
+        if one is not None:
+            close(getattr(every, name).expand(1, vocab)[0].double(), one.double())
+    assert (every.p is None) == (Need.ROWS not in needs)

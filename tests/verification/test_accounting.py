@@ -53,6 +53,55 @@ def test_full_accounting_holds_the_deviation_of_every_rule(name):
 
 
 @pytest.mark.parametrize("name", RULES)
+def test_full_accounting_of_a_point_mass_and_of_forbidden_drafts(name):
+    _, p, chance = sampled_batch([3] * 4, 40, seed=5)
+    rows = torch.tensor([r for r in range(16) if r % 4 != 3])
+    p[rows[::2], :20] = 0
+    p /= p.sum(-1, keepdim=True)
+    tokens = torch.arange(12) * 3
+    q = 0.5 * torch.nn.functional.one_hot(tokens, 40) + 0.5 / 40
+    for draft, law_q in (
+        (Draft(tokens, (3,) * 4, DraftLaw.POINT), torch.nn.functional.one_hot(tokens, 40)),
+        (Draft(tokens, (3,) * 4, DraftLaw.SAMPLED, q), q),
+    ):
+        rule = RULES[name]()
+        verdict = verify(draft, p, [rule] * 4, chance, Accounting.FULL)
+        law, law_q = p[rows].double(), law_q.double()
+        deviation = (rule.emitted(law, law_q) - rule.aimed(law)).abs().sum(-1) / 2
+        R = (law_q - rule.aimed(law)).clamp_min(0).sum(-1)
+        tested = verdict.branch != Branch.UNTESTED
+        torch.testing.assert_close(verdict.columns.ES[tested], deviation[tested], rtol=0, atol=1e-6)
+        torch.testing.assert_close(verdict.columns.R[tested], R[tested], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["lenience", "lossy-epsilon", "ensemble", "typical", "relaxed-topk"])
+def test_full_accounting_with_a_number_per_request(name):
+    """Requests of one kind with numbers of their own are accounted for as if each were alone."""
+    values = {"lenience": ("l", (0.3, 0.9)), "lossy-epsilon": ("epsilon", (0.05, 0.4)), "ensemble": ("w", (0.2, 0.9))}
+    number, pair = values.get(name, ("delta", (0.1, 0.8)))
+    rules = [make_rule(name, **{number: value}) for value in pair]
+    draft, p, chance = sampled_batch([3, 3], 40, seed=8)
+    together = verify(draft, p, rules, chance, Accounting.FULL).columns.ES
+    for b, rule in enumerate(rules):
+        mine = verify(draft, p, [rule] * 2, chance, Accounting.FULL).columns.ES[3 * b : 3 * b + 3]
+        assert torch.equal(together[3 * b : 3 * b + 3].nan_to_num(-1), mine.nan_to_num(-1))
+
+
+@pytest.mark.parametrize("name", sorted(set(RULES) - {"nsd", "cold-nucleus"}))
+def test_full_accounting_orders_no_vocabulary(name, monkeypatch):
+    """Only the nucleus orders anything, and of a large vocabulary only the few ids above a floor."""
+
+    def refuse(*_, **__):
+        raise AssertionError("a sort")
+
+    draft, p, chance = sampled_batch([3] * 4, 3000, seed=5)
+    for place, call in ((torch.Tensor, "sort"), (torch, "sort"), (torch.Tensor, "argsort"), (torch, "argsort")):
+        monkeypatch.setattr(place, call, refuse)
+    verdict = verify(draft, p, [RULES[name]()] * 4, chance, Accounting.FULL)
+    assert not verdict.columns.ES[verdict.branch != Branch.UNTESTED].isnan().any()
+
+
+@pytest.mark.parametrize("name", RULES)
 def test_blocks_without_drafts_draw_from_the_target(name):
     draft = Draft(torch.zeros(0, dtype=torch.long), (0, 0), DraftLaw.POINT)
     _, p, chance = sampled_batch([1], 30)

@@ -46,6 +46,7 @@ from nsd.drafters.checkpoint import (
 )
 from nsd.drafters.drawing import Pen
 from nsd.drafters.feature_chain import ChainDrafter, ChainNet
+from nsd.drafters.packed import unpacked
 from nsd.drafters.recognise import architectures, is_eagle3
 from nsd.errors import ModelError
 from nsd.nn import (
@@ -259,7 +260,7 @@ def load(
     tap_shift (0 or 1) settles what the checkpoint's layer ids mean where its layout is unclear. Raises ModelError for
     what is wrong with the checkpoint, ModelError or PairMismatch for what does not fit the target.
     """
-    checkpoint = open_checkpoint(source)
+    checkpoint = unpacked(open_checkpoint(source), target)
     shape = eagle_shape(checkpoint, target, tap_shift)
     require_fit(target, misfits(target, shape.target_hidden, shape.vocab, shape.target_layers, None), checkpoint.where)
     if not shape.own_embedding and shape.decoder.hidden != target.hidden:

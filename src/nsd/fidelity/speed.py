@@ -58,17 +58,18 @@ def speedup(
     cost = _cost(k, draft, verify, parallel)
     tokens = tau(by_position)
     constant = float(acceptance) if isinstance(acceptance, float | int) else None
-    found = {
-        "break_even_draft": _break_even_draft(k, tokens - verify, parallel),
-        "break_even_acceptance": _break_even_acceptance(k, cost),
-        "best_k": _best_k(constant, draft, verify, parallel),
-    }
+    break_even_draft = _break_even_draft(k, tokens - verify, parallel)
+    break_even_acceptance = _break_even_acceptance(k, cost)
+    best_k = _best_k(constant, draft, verify, parallel)
+    found = {"break_even_draft": break_even_draft, "break_even_acceptance": break_even_acceptance, "best_k": best_k}
     return Speed(
         tau=tokens,
         k=k,
         cost=cost,
         speedup=tokens / cost,
-        **{name: None if isinstance(value, str) else value for name, value in found.items()},
+        break_even_draft=None if isinstance(break_even_draft, str) else break_even_draft,
+        break_even_acceptance=None if isinstance(break_even_acceptance, str) else break_even_acceptance,
+        best_k=None if isinstance(best_k, str) else best_k,
         reasons={name: value for name, value in found.items() if isinstance(value, str)},
     )
 

@@ -16,6 +16,10 @@ from torch import Tensor
 from nsd.nn.config import DecoderConfig
 
 
+STEPS = 32
+"""The longest pass whose causal mask is cut from one made in advance."""
+
+
 class Sight(Enum):
     """Who sees whom among the tokens of one pass; all see their request's whole cache."""
 
@@ -28,7 +32,9 @@ class Rows:
     """Where the M = sum(counts) rows of one ragged pass lie, request after request.
 
     owner [M] the request; place [M] index inside its share; slot [M] where its key is written; position [M] its RoPE
-    position; mask [B, 1, width * groups, span] bool, True = seen, None if everything is; span slots are looked at.
+    position; mask [B or 1, 1, width * groups, span] is added to attention scores (0 = seen, -inf = hidden), None if
+    everything is seen or `causal` says enough: the pass fills empty caches, row i sees slots 0..i. span slots are
+    looked at. start is the first slot of a pass that is a rectangle (equal lengths, equal counts), else None.
     """
 
     counts: tuple[int, ...]
@@ -39,6 +45,8 @@ class Rows:
     mask: Tensor | None
     width: int
     span: int
+    start: int | None = None
+    causal: bool = False
 
     @property
     def even(self) -> bool:
@@ -68,6 +76,7 @@ class KVCache:
         shape = (batch, config.kv_heads, max(room, 1), config.head_dim)
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
+        self._stairs: Tensor | None = None
 
     @property
     def capacity(self) -> int:
@@ -84,48 +93,70 @@ class KVCache:
         width, span = max(counts), max(n + count for n, count in zip(self.lengths, counts, strict=True))
         if span > self.capacity:
             self._grow(span)
-        columns = torch.tensor([self.lengths, counts], device=device)
-        length, count = columns[0], columns[1]
-        steps = torch.arange(width, device=device)
         owner, place = _places(counts, device)
-        slot = length[owner] + place
+        even = min(counts) == width and min(self.lengths) == max(self.lengths)
+        start = self.lengths[0] if even else None
+        slot = place + start if start is not None else torch.tensor(self.lengths, device=device)[owner] + place
+        causal = sight is Sight.CAUSAL and width > 1 and not any(self.lengths)
         return Rows(
             counts=tuple(counts),
             owner=owner,
             place=place,
             slot=slot,
-            position=slot + shift,
-            mask=self._mask(length, count, steps, span, sight, tuple(counts)),
+            position=slot + shift if shift else slot,
+            mask=None if causal else self._mask(counts, width, span, sight, start),
             width=width,
             span=span,
+            start=start,
+            causal=causal,
         )
 
     def _mask(
-        self, length: Tensor, count: Tensor, steps: Tensor, span: int, sight: Sight | Tensor, counts: tuple[int, ...]
+        self, counts: Sequence[int], width: int, span: int, sight: Sight | Tensor, start: int | None
     ) -> Tensor | None:
-        ends = {n + c for n, c in zip(self.lengths, counts, strict=True)}
-        if len(ends) == 1 and min(counts) == len(steps) and (sight is Sight.BLOCK or len(steps) == 1):
+        if start is not None and (sight is Sight.BLOCK or (width == 1 and sight is Sight.CAUSAL)):
             return None
-        behind = torch.arange(span, device=length.device) - length.unsqueeze(-1)
-        new = behind.unsqueeze(1)
+        if start is not None and sight is Sight.CAUSAL and width <= STEPS and self.keys[0].device.type == "cpu":
+            return self._staircase(width, span, start)
+        device = self.keys[0].device
+        columns = torch.tensor([self.lengths, list(counts)], device=device)
+        length, count, steps = columns[0], columns[1], torch.arange(width, device=device)
+        new = (torch.arange(span, device=device) - length.unsqueeze(-1)).unsqueeze(1)
         if isinstance(sight, Tensor):
-            place = new.clamp(0, len(steps) - 1).expand(-1, len(steps), -1)
-            seen = (sight.to(length.device).gather(-1, place) & (new < count[:, None, None])) | (new < 0)
+            place = new.clamp(0, width - 1).expand(-1, width, -1)
+            seen = (sight.to(device).gather(-1, place) & (new < count[:, None, None])) | (new < 0)
         elif sight is Sight.BLOCK:
             # A request without rows still needs one key to look at: softmax over nothing is not a number.
-            seen = (new < count.clamp_min(1)[:, None, None]).expand(-1, len(steps), -1)
+            seen = (new < count.clamp_min(1)[:, None, None]).expand(-1, width, -1)
         else:
             seen = new <= steps.unsqueeze(-1)
-        return seen.repeat_interleave(self.groups, dim=1).unsqueeze(1)
+        return self._added(seen.repeat_interleave(self.groups, dim=1).unsqueeze(1))
+
+    def _staircase(self, width: int, span: int, start: int) -> Tensor:
+        """The causal mask of a short pass, cut out of one that is made once: every start is another cut."""
+        room = self.capacity
+        if self._stairs is None or self._stairs.shape[-1] != room + STEPS:
+            steps = torch.arange(STEPS).repeat_interleave(self.groups).unsqueeze(-1)
+            self._stairs = self._added(torch.arange(room + STEPS) <= steps + room)[None, None]
+        return self._stairs[:, :, : width * self.groups, room - start : room - start + span]
+
+    def _added(self, seen: Tensor) -> Tensor:
+        """Seen or not as a number to add to attention scores."""
+        return seen.new_zeros(seen.shape, dtype=self.keys[0].dtype).masked_fill_(~seen, -torch.inf)
 
     def write(self, layer: int, rows: Rows, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [M, kv_heads, head_dim] of a pass to its slots."""
-        self.keys[layer][rows.owner, :, rows.slot] = keys
-        self.values[layer][rows.owner, :, rows.slot] = values
+        if rows.start is None:
+            self.keys[layer][rows.owner, :, rows.slot] = keys
+            self.values[layer][rows.owner, :, rows.slot] = values
+            return
+        shape = (len(rows.counts), rows.width, *keys.shape[1:])
+        for store, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            store.narrow(2, rows.start, rows.width).copy_(new.reshape(shape).transpose(1, 2))
 
     def read(self, layer: int, rows: Rows) -> tuple[Tensor, Tensor]:
         """Keys and values that a pass looks at: [B, kv_heads, span, head_dim], views."""
-        return self.keys[layer][:, :, : rows.span], self.values[layer][:, :, : rows.span]
+        return self.keys[layer].narrow(2, 0, rows.span), self.values[layer].narrow(2, 0, rows.span)
 
     def append(self, rows: Rows) -> None:
         """What this pass wrote now belongs to the cache, for the time being."""
@@ -157,6 +188,9 @@ class KVCache:
 
 def _places(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """Owner and place of every row, found on the host, so that nothing waits for the device."""
+    if len(counts) == 1:
+        place = torch.arange(counts[0])
+        return torch.zeros_like(place, device=device), place.to(device)
     host = torch.tensor(counts, dtype=torch.long)
     owner = torch.repeat_interleave(torch.arange(len(counts)), host)
     place = torch.arange(len(owner)) - (host.cumsum(0) - host)[owner]

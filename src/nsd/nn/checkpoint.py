@@ -44,6 +44,11 @@ class Checkpoint:
         ignored are names (or prefixes ending in a dot) that may be there and are not read. Raises ModelError naming all
         missing and surplus tensors, or all wrong shapes.
         """
+        self.check(wanted, ignored)
+        return {name: tensor for name, tensor in self._read(wanted, device, dtype)}
+
+    def check(self, wanted: Shapes, ignored: Iterable[str] = ()) -> None:
+        """Raise ModelError unless exactly the wanted tensors (and ignored ones) are there, in the wanted shapes."""
         skip = tuple(ignored)
         surplus = [
             name
@@ -61,7 +66,6 @@ class Checkpoint:
         ]
         if wrong:
             raise ModelError(f"{self.folder} has tensors of wrong shape: {', '.join(wrong)}; check its config.json")
-        return {name: tensor for name, tensor in self._read(wanted, device, dtype)}
 
     def _read(self, names: Iterable[str], device: torch.device, dtype: torch.dtype) -> Iterable[tuple[str, Tensor]]:
         by_file: dict[Path, list[str]] = {}

@@ -71,14 +71,17 @@ class Rotary:
         self.factor = attention_factor(config.rope)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines at positions [M], to be shared by all layers: [M, 1, rotated / 2] each."""
+        """Cosines and signed sines at positions [M], to be shared by all layers: [M, 1, rotated] each."""
         angle = (positions.float().unsqueeze(-1) * self.frequencies).unsqueeze(-2)
-        return (angle.cos() * self.factor).to(dtype), (angle.sin() * self.factor).to(dtype)
+        cos, sin = angle.cos() * self.factor, angle.sin() * self.factor
+        return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
 def rotate(heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Heads [M, n, head_dim] turned by angles [M, 1, rotated / 2]; channel j pairs with channel j + rotated / 2."""
+    """Heads [M, n, head_dim] turned by angles [M, 1, rotated]; channel j pairs with channel j + rotated / 2."""
     cos, sin = angles
-    half = cos.shape[-1]
-    first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
+    turned = cos.shape[-1]
+    if turned == heads.shape[-1]:
+        return torch.addcmul(heads * cos, heads.roll(turned // 2, -1), sin)
+    first = heads[..., :turned]
+    return torch.cat((torch.addcmul(first * cos, first.roll(turned // 2, -1), sin), heads[..., turned:]), -1)

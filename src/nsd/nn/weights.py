@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -24,6 +24,9 @@ class Projection(Protocol):
     def part(self, first: int, last: int) -> Projection:
         """The map to outputs first..last - 1 only, sharing storage."""
 
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows ids [n] of its matrix, as it computes with them: [n, in]."""
+
     @property
     def parameters(self) -> int:
         """How many numbers it holds."""
@@ -43,6 +46,10 @@ class Dense:
     def part(self, first: int, last: int) -> Dense:
         """Outputs first..last - 1 only."""
         return Dense(self.weight[first:last], None if self.bias is None else self.bias[first:last])
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows ids [n] of the weight: [n, in]."""
+        return functional.embedding(ids, self.weight)
 
     @property
     def parameters(self) -> int:
@@ -89,6 +96,11 @@ class LayerWeights:
         norms = (self.attention_norm, self.mlp_norm, self.q_norm, self.k_norm, self.feature_norm)
         extra = 0 if self.o_extra is None else self.o_extra.down.numel() + self.o_extra.up.numel()
         return maps + sum(n.numel() for n in norms if n is not None) + extra
+
+    def mapped(self, form: Callable[[Dense], Projection]) -> LayerWeights:
+        """The same layer with its four projections in another storage form."""
+        maps = {name: getattr(self, name) for name in ("qkv", "o", "gate_up", "down")}
+        return replace(self, **{name: form(p) if isinstance(p, Dense) else p for name, p in maps.items()})
 
     def with_extra(self, extra: LowRank) -> LayerWeights:
         """The same layer with a low-rank addition on its output projection."""

@@ -49,8 +49,8 @@ class Typical(Rule):
 class ColdNucleus(Rule):
     """At temperature 0, also keep drafts inside the nucleus of the target's law before it was made cold.
 
-    theta in [0, 1] (0.95); for requests at temperature 0 only, where NSD itself is greedy decoding. Lossy against greedy
-    decoding: a kept draft other than the argmax deviates by 1. On failure, and as bonus, the argmax.
+    theta in [0, 1] (0.95); for requests at temperature 0 only, where NSD itself is greedy decoding. Lossy against
+    greedy decoding: a kept draft other than the argmax deviates by 1. On failure, and as bonus, the argmax.
     """
 
     theta: Number = 0.95

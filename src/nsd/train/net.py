@@ -70,6 +70,16 @@ class DraftLayer(nn.Module):
             else:
                 mine.copy_(layer[name])
 
+    @torch.no_grad()
+    def start_from_noise(self) -> None:
+        """Begin at random (seeded), for targets whose last layer is of another kind; the last tap passes through."""
+        generator = torch.Generator().manual_seed(0)
+        for name in self.names:
+            if self[name].dim() > 1:
+                self[name].normal_(0.0, 0.02, generator=generator)
+        self["fc.weight"][:, -self.config.hidden :] += torch.eye(self.config.hidden)
+        self["log_gain"].zero_()
+
     def features(self, taps: Tensor) -> Tensor:
         """True features of taps [B, T, n, H] -> [B, T, H]."""
         return functional.linear(taps.flatten(-2), self["fc.weight"]).float()

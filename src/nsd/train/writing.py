@@ -6,12 +6,12 @@ import multiprocessing
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from nsd.errors import ConfigError
 from nsd.targets.base import Target
 from nsd.train.chat import Frame, frame
 from nsd.train.prompts import HeldOut, fill
@@ -82,3 +82,66 @@ class Writer:
         tokenizer = self.target.tokenizer
         chats = Chats(self.frame, plan, tokenizer.encode, sorted(self.target.eos), source, chance)
         write_shard(folder, index, plan, self.stepper, chats, generator)
+
+
+def write_all(
+    writer: Writer,
+    plan: ShardPlan,
+    count: int,
+    source: PromptSource,
+    reopen: Reopen | None,
+    workers: int,
+    watch: Callable[[int, int, float], None],
+) -> None:
+    """Write training shards 0..count - 1; watch(done, count, seconds left) is called after each.
+
+    With several workers every process loads the target itself (`reopen`) and computes with one thread.
+    """
+    missing = [i for i in range(count) if not (writer.folder / TRAINING / f"{i:04d}.json").is_file()]
+    started = time.perf_counter()
+
+    def told(number: int) -> None:
+        spent = time.perf_counter() - started
+        watch(count - len(missing) + number, count, spent / number * (len(missing) - number))
+
+    if workers < 2 or reopen is None or len(missing) < 2:
+        for number, index in enumerate(missing, 1):
+            writer.training(plan, index, source)
+            told(number)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _begin, (reopen, plan, source, writer.folder)) as pool:
+        for number, _ in enumerate(as_completed([pool.submit(_one, index) for index in missing]), 1):
+            told(number)
+
+
+@dataclass(frozen=True, slots=True)
+class Reopen:
+    """How a process of its own gets the target: name, dtype, device."""
+
+    model: str
+    dtype: str
+    device: str
+
+    def __call__(self) -> Target:
+        """Load it."""
+        from nsd.targets.load import load_target
+
+        return load_target(self.model, dtype=self.dtype, device=self.device)
+
+
+_job: tuple[Writer, ShardPlan, PromptSource] | None = None
+
+
+def _begin(reopen: Reopen, plan: ShardPlan, source: PromptSource, folder: Path) -> None:
+    """Set a worker process up."""
+    global _job
+    torch.set_num_threads(1)
+    _job = Writer.open(reopen(), plan.taps, folder), plan, source
+
+
+def _one(index: int) -> None:
+    """One shard, in a worker process."""
+    assert _job is not None
+    writer, plan, source = _job
+    writer.training(plan, index, source)

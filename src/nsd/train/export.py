@@ -1,0 +1,87 @@
+"""Writing a trained drafter: in float for every engine that reads EAGLE-3, and packed to bytes for shipping.
+
+Float: the layout of SafeAILab/EAGLE (SpecForge writes it too), with the gain folded into the head's rows. vLLM's
+`eagle3` reads these names, `draft_vocab_size`, d2t and `eagle_aux_hidden_state_layer_ids` (inputs of target layers).
+Source: vllm-project/vllm vllm/model_executor/models/llama_eagle3.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nsd.drafters.checkpoint import SINGLE
+from nsd.drafters.packed import PACKING, pack
+from nsd.nn import DecoderConfig
+from nsd.train.net import DraftLayer
+
+FLOAT, INT8, SUM = "float32", "int8", "SHA256"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What the drafter belongs to: ids of its vocabulary [n], the target's vocabulary and head rows [n, H], its taps."""
+
+    ids: Tensor
+    vocab: int
+    head: Tensor
+    taps: tuple[int, ...]
+    target: str
+
+
+def export(net: DraftLayer, origin: Origin, folder: Path) -> None:
+    """Write `float32/` and `int8/` under a folder, each with config.json, model.safetensors and its checksum."""
+    tensors = {name: tensor for name, tensor in net.tensors().items() if name != "log_gain"}
+    gain = float(net["log_gain"].detach().exp())
+    tensors["lm_head.weight"] = origin.head.float() * gain
+    tensors["d2t"] = origin.ids - torch.arange(len(origin.ids))
+    tensors["t2d"] = torch.zeros(origin.vocab, dtype=torch.bool).index_fill_(0, origin.ids, True)
+    config = _config(net.config, origin)
+    _write(folder / FLOAT, {name: t.contiguous().clone() for name, t in tensors.items()}, config)
+    _write(folder / INT8, pack(tensors, gain), config | {"packing": PACKING})
+
+
+def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    digest = hashlib.sha256((folder / SINGLE).read_bytes()).hexdigest()
+    (folder / SUM).write_text(f"{digest}  {SINGLE}\n", encoding="utf-8")
+
+
+def _config(config: DecoderConfig, origin: Origin) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": config.rope.kind, "rope_theta": config.rope.theta}
+    if config.rope.kind != "default":
+        rope |= {"factor": config.rope.factor, "original_max_position_embeddings": config.rope.original_context}
+        rope |= {"low_freq_factor": config.rope.low, "high_freq_factor": config.rope.high}
+    layers = list(origin.taps)
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "qwen3" if config.qk_norm else "llama",
+        "target": origin.target,
+        "hidden_size": config.hidden,
+        "intermediate_size": config.intermediate,
+        "num_hidden_layers": 1,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.eps,
+        "rope_theta": config.rope.theta,
+        "rope_parameters": rope,
+        "attention_bias": config.qkv_bias,
+        "mlp_bias": config.mlp_bias,
+        "vocab_size": origin.vocab,
+        "draft_vocab_size": len(origin.ids),
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+        "eagle_aux_hidden_state_layer_ids": layers,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True},
+    }

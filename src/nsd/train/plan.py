@@ -1,0 +1,67 @@
+"""A run's plan: everything that decides its outcome, fixed and stored before training begins."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nsd.errors import ConfigError
+from nsd.train.schedule import Schedule, Stage
+
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The stored plan. shards of rows x positions; held_out_digest names the held-out prompts by hash.
+
+    prompts_digest and excluded_digests are sha256 of files given (None, empty: none).
+    """
+
+    target: str
+    dtype: str
+    seed: int
+    taps: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    rows: int
+    positions: int
+    shards: int
+    sampled_share: float
+    draft_vocab: int
+    batch: int
+    peak: float
+    stages: tuple[Stage, ...]
+    held_out_digest: str
+    prompts_digest: str | None = None
+    excluded_digests: tuple[str, ...] = ()
+    budget_minutes: float | None = None
+
+    @property
+    def schedule(self) -> Schedule:
+        """The training schedule."""
+        return Schedule(self.stages, self.peak)
+
+    def save(self, folder: Path) -> None:
+        """Store it; a plan is never overwritten by another one. Raises ConfigError if one is there."""
+        text = json.dumps(asdict(self), indent=2) + "\n"
+        path = folder / PLAN
+        if path.is_file() and load(folder) != self:
+            raise ConfigError(f"{path} holds another plan, wanted an empty folder; give --out a new one")
+        path.write_text(text, encoding="utf-8")
+
+
+def load(folder: Path) -> Plan | None:
+    """The plan of a run that was begun here, None if there is none. Raises ConfigError for an unreadable one."""
+    path = folder / PLAN
+    if not path.is_file():
+        return None
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values["stages"] = tuple(Stage(**stage) for stage in values["stages"])
+        for name in ("taps", "temperatures", "excluded_digests"):
+            values[name] = tuple(values[name])
+        return Plan(**values)
+    except (OSError, ValueError, TypeError, KeyError) as problem:
+        raise ConfigError(f"{path} is unreadable ({problem}), wanted a run's plan; give --out a new folder") from None
