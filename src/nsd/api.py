@@ -225,16 +225,19 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     threads: int | None = None,
+    engine: str = "auto",
     draft: Mapping[str, Any] | None = None,
 ) -> Pair:
     """Load a pair: the target by built-in name, hub name, folder or object; the drafter by name, folder or object.
 
-    draft holds options of the drafter, such as {"greedy": True}.
+    engine "auto" runs Llama-like targets on this project's own decoder ("lean") on a CPU, and all others through
+    "transformers". draft holds options of the drafter, such as {"greedy": True}.
     """
     from nsd.drafters.load import load_drafter
     from nsd.targets.load import load_target
 
-    target = model if isinstance(model, Target) else load_target(model, dtype=dtype, device=device, threads=threads)
+    options: dict[str, Any] = {"dtype": dtype, "device": device, "threads": threads, "engine": engine}
+    target = model if isinstance(model, Target) else load_target(model, **options)
     if drafter is None or isinstance(drafter, Drafter):
         return Pair(target, drafter)
     return Pair(target, load_drafter(drafter, target, **(draft or {})))

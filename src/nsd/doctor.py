@@ -58,7 +58,7 @@ def _beyond_packages(model: str, drafter: str, k: int | None, **where: Any) -> l
         checks.append(
             Check("target", True, f"{pair.target.name}: {pair.target.layers} layers, {pair.target.vocab} ids")
         )
-        checks.append(Check("dtype", True, f"{pair.target.dtype} - {pair.target.dtype_reason}"))
+        checks.append(Check("dtype", True, f"{pair.target.dtype_name} - {pair.target.dtype_reason}"))
         padded = 0 if pair.target.absent is None else int(pair.target.absent.sum())
         checks.append(Check("padding ids", True, f"{padded} ids without a tokenizer entry; probability 0 in p and q"))
         pair = load(pair.target, drafter)

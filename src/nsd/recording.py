@@ -31,7 +31,7 @@ def open_recorder(path: Path, pair: Pair, run: Run) -> Recorder:
         vocab=pair.target.vocab,
         eos=tuple(sorted(pair.target.eos)),
         logprobs=_shared([request.logprobs for request in run.requests]),
-        dtype=str(pair.target.dtype).removeprefix("torch."),
+        dtype=pair.target.dtype_name,
         device=str(pair.target.device),
         **surroundings(),
     )

@@ -62,11 +62,12 @@ def explained(target, prompt, ours, theirs, temperature, seed=0, key=0):
 
 
 def test_temperature_0_equals_transformers_generate(pair, target):
+    model = target.reference()
     for text in PROMPTS:
         prompt = target.tokenizer.chat([{"role": "user", "content": text}])
         ours = pair.generate(prompt, rule="nsd", temperature=0, max_new_tokens=32, ignore_eos=True)
         ids = torch.tensor([prompt])
-        theirs = target.model.generate(
+        theirs = model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32, min_new_tokens=32
         )
         # min_new_tokens forbids the end of text, so compare up to where either would have ended.

@@ -77,7 +77,7 @@ def test_wrong_layers_are_refused(skip, part):
 
 
 def test_only_models_with_layers_can_skip_them():
-    with pytest.raises(ModelError, match="transformers model"):
+    with pytest.raises(ModelError, match="transformers or lean model"):
         skipped_target(TableTarget(), (1,))
 
 

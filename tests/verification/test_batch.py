@@ -8,6 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsd.rules import NSD, SD, SampleAndMatch, make_rule
 from nsd.verification import Accounting, Caps, Draft, DraftLaw, Uniforms, verify
+from nsd.verification.layout import Layout
+from nsd.verification.verify import _groups
 from tests.verification.blocks import only, sampled_batch
 
 RULES = [
@@ -98,6 +100,9 @@ class Recorder(TorchDispatchMode):
 
 
 def operations(draft, p, rules, chance, accounting, caps=None):
+    """Counted from scratch: what earlier calls left in the caches of shapes must not make one batch cheaper."""
+    Layout.of.cache_clear()
+    _groups.cache_clear()
     with Recorder() as recorder:
         verify(draft, p, rules, chance, accounting, caps)
     return recorder.operations

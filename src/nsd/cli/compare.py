@@ -37,6 +37,7 @@ def compare(
     accounting: o.Accounting = None,
     repeats: Annotated[int, typer.Option("--repeats", help="Runs of the prompt, each with its own seed.")] = 5,
     dtype: o.Dtype = "auto",
+    engine: o.Engine = "auto",
     device: o.Device = "auto",
     threads: o.Threads = None,
     json_output: o.Json = False,
@@ -68,7 +69,7 @@ def compare(
     )
     options = o.draft_options(draft)
     check_settings(settings)
-    pair = load_pair(model, drafter, dtype, device, threads, options)
+    pair = load_pair(model, drafter, options, engine=engine, dtype=dtype, device=device, threads=threads)
     note(f"seed {seed}, {repeats} runs of each arm, interleaved, warm-up excluded")
     run_comparison(pair, text, settings, repeats, chat, json_output, pair_facts(pair), watch=False)
 

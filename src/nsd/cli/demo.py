@@ -23,6 +23,7 @@ def demo(
     max_new_tokens: o.MaxNewTokens = 120,
     seed: o.Seed = 0,
     dtype: o.Dtype = "auto",
+    engine: o.Engine = "auto",
     device: o.Device = "auto",
     threads: o.Threads = None,
     json_output: o.Json = False,
@@ -36,6 +37,6 @@ def demo(
         theta=theta, k=k, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed, rule="nsd"
     )
     check_settings(settings)
-    pair = load_pair(model, drafter, dtype, device, threads)
+    pair = load_pair(model, drafter, engine=engine, dtype=dtype, device=device, threads=threads)
     note(f"temperature {temperature:g} for readable text (the paper's setting is 1.0), theta {theta:g}, seed {seed}")
     run_comparison(pair, prompt, settings, 1, True, json_output, pair_facts(pair), watch=True)

@@ -13,6 +13,7 @@ def doctor(
     drafter: o.DrafterName = "ngram",
     k: o.K = None,
     dtype: o.Dtype = "auto",
+    engine: o.Engine = "auto",
     device: o.Device = "auto",
     threads: o.Threads = None,
     json_output: o.Json = False,
@@ -21,7 +22,7 @@ def doctor(
     from nsd.doctor import examine
 
     places = (o.folder_or_name(model), o.folder_or_name(drafter))
-    checks = examine(*places, k, dtype=dtype, device=device, threads=threads)
+    checks = examine(*places, k, dtype=dtype, engine=engine, device=device, threads=threads)
     well = all(check.ok for check in checks)
     if json_output:
         rows = [{"name": c.name, "ok": c.ok, "seen": c.seen, "fix": c.fix} for c in checks]

@@ -45,6 +45,7 @@ def generate(
         int, typer.Option("--trace-laws", help="Also record so many of the most probable ids of p and q.")
     ] = 0,
     dtype: o.Dtype = "auto",
+    engine: o.Engine = "auto",
     device: o.Device = "auto",
     threads: o.Threads = None,
     json_output: o.Json = False,
@@ -76,7 +77,7 @@ def generate(
     )
     options = o.draft_options(draft)
     check_settings(settings)
-    pair = load_pair(model, drafter, dtype, device, threads, options)
+    pair = load_pair(model, drafter, options, engine=engine, dtype=dtype, device=device, threads=threads)
     run = pair.run([text], chat=chat, trace=trace is not None, **settings)
     explain(pair, run, theta)
     interrupted = _follow(run, pair, trace, show=not json_output)
@@ -91,14 +92,12 @@ def generate(
         sys.exit(130)
 
 
-def load_pair(
-    model: str, drafter: str, dtype: str, device: str, threads: int | None, draft: dict[str, Any] | None = None
-) -> Pair:
-    """Load target and drafter, saying what was chosen and why."""
+def load_pair(model: str, drafter: str, draft: dict[str, Any] | None = None, **where: Any) -> Pair:
+    """Load target and drafter, saying what was chosen and why; where holds engine, dtype, device and threads."""
     from nsd.api import load
 
     names = o.folder_or_name(model), o.folder_or_name(drafter)
-    pair = load(*names, dtype=dtype, device=device, threads=threads, draft=draft)
+    pair = load(*names, draft=draft, **where)
     name = "none" if pair.drafter is None else pair.drafter.name
     note(f"{pair.target.name} ({pair.target.dtype_reason}), drafter {name}")
     return pair
@@ -110,7 +109,7 @@ def pair_facts(pair: Pair) -> dict[str, Any]:
         "model": pair.target.name,
         "drafter": None if pair.drafter is None else pair.drafter.name,
         "draft_law": None if pair.drafter is None else pair.drafter.law.value,
-        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "dtype": pair.target.dtype_name,
         "dtype_reason": pair.target.dtype_reason,
     }
 

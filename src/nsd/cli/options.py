@@ -17,7 +17,12 @@ Model = Annotated[str, typer.Option("--model", help="Built-in name, hub name or 
 DrafterName = Annotated[
     str, typer.Option("--drafter", help="ngram, layer-skip, none, or a model's name or folder.", rich_help_panel=_PAIR)
 ]
-Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.", rich_help_panel=_PAIR)]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="auto, float32, bfloat16, float16, int8 or int4.", rich_help_panel=_PAIR)
+]
+Engine = Annotated[
+    str, typer.Option("--engine", help="What runs the target: auto, lean or transformers.", rich_help_panel=_PAIR)
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:0.", rich_help_panel=_PAIR)]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads.", rich_help_panel=_PAIR)]
 RuleName = Annotated[str, typer.Option("--rule", help="Verification rule (nsd list rules).", rich_help_panel=_RULE)]

@@ -25,9 +25,13 @@ def train(
     ] = None,
     exclude: Annotated[
         list[Path] | None,
-        typer.Option("--exclude", help="Benchmark file that training may not touch; repeatable.", rich_help_panel=_TEXT),
+        typer.Option(
+            "--exclude", help="Benchmark file that training may not touch; repeatable.", rich_help_panel=_TEXT
+        ),
     ] = None,
-    text_tokens: Annotated[int, typer.Option("--text-tokens", help="Positions to write.", rich_help_panel=_TEXT)] = 500_000,
+    text_tokens: Annotated[
+        int, typer.Option("--text-tokens", help="Positions to write.", rich_help_panel=_TEXT)
+    ] = 500_000,
     temperatures: Annotated[
         str, typer.Option("--temperatures", help="Temperatures of the answers.", rich_help_panel=_TEXT)
     ] = "1.0,0.7",
@@ -49,7 +53,8 @@ def train(
 ) -> None:
     """Train an EAGLE-3 drafter; a run that was stopped goes on where it was, bit for bit."""
     from nsd.targets.load import load_target
-    from nsd.train.run import Options, train as run
+    from nsd.train.run import Options
+    from nsd.train.run import train as run
 
     options = Options(
         model=o.folder_or_name(model),
@@ -68,7 +73,7 @@ def train(
         device="cpu",
     )
     _check(options)
-    target = load_target(options.model, dtype=dtype, device="cpu", threads=threads)
+    target = load_target(options.model, dtype=dtype, device="cpu", threads=threads, engine="transformers")
     for line in _lines(run(options, target, _printer())):
         note(line)
     note(f"written: {out / 'float32'} and {out / 'int8'}; use either as --drafter")

@@ -13,6 +13,9 @@ from nsd.fidelity.budget import Budget
 from nsd.laws import Sampling
 from nsd.targets.base import Target
 
+_CONTEXT = 8
+"""Prompt tokens read with the first output tokens, for decoders that treat the start of a text apart."""
+
 
 class Sequence:
     """The growing answer to one request; number is its place in the batch as given."""
@@ -29,7 +32,7 @@ class Sequence:
             else Budget(request.agreement, request.max_new_tokens, request.k, request.policy)
         )
         self._eos = frozenset() if request.ignore_eos else target.eos
-        self._stream = TextStream(target.tokenizer, request.stop)
+        self._stream = TextStream(target.tokenizer, request.stop, request.prompt[-_CONTEXT:])
         self._longest = min(request.max_new_tokens, target.context - len(request.prompt))
 
     @property

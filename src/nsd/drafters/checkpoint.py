@@ -41,9 +41,12 @@ def lent_ends(target: Target) -> tuple[Map, Map]:
 
     Raises ModelError for a target that has none to lend.
     """
-    model: Any = getattr(target, "model", None)  # a transformers module, where the target is built on one
+    embed, head = getattr(target, "embed", None), getattr(target, "logits", None)
+    if embed is not None and head is not None:
+        return embed, head
+    model: Any = getattr(target, "model", None)  # a transformers module in a target that is not one of ours
     if model is None or not hasattr(model, "get_input_embeddings"):
-        raise ModelError(f"{target.name} lends no embedding and head, wanted a transformers model as the target")
+        raise ModelError(f"{target.name} lends no embedding and head, wanted a target that holds its own weights")
     weight, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     return lambda ids: functional.embedding(ids, weight), head
 

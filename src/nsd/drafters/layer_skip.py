@@ -18,6 +18,7 @@ from nsd.drafters.draft_model import DEFAULT_K, ModelDrafter
 from nsd.errors import ConfigError, ModelError
 from nsd.targets.base import Target
 from nsd.targets.hf import HfTarget
+from nsd.targets.lean import LeanTarget
 from nsd.targets.taps import layer_list
 
 
@@ -26,10 +27,15 @@ def default_skip(layers: int) -> tuple[int, ...]:
     return tuple(range(layers // 4 + 1, layers - max(1, layers // 4), 2))
 
 
-def skipped_target(target: Target, skip: Sequence[int]) -> HfTarget:
+def skipped_target(target: Target, skip: Sequence[int]) -> Target:
     """The target without the layers `skip`: shared weights, own cache. Raises ConfigError for ids it does not have."""
+    if isinstance(target, LeanTarget):
+        _kept(skip, target.layers, target.name)
+        return target.without(skip)
     if not isinstance(target, HfTarget):
-        raise ModelError(f"layer skipping needs a transformers model, {target.name} is none; take --drafter ngram")
+        raise ModelError(
+            f"layer skipping needs a transformers or lean model, {target.name} is none; take --drafter ngram"
+        )
     kept = _kept(skip, target.layers, target.name)
     whole = layer_list(target.model, target.layers)
     if whole is None:

@@ -65,6 +65,9 @@ DRAFTERS: dict[str, Entry] = {
         Entry("ngram", "nsd.drafters.ngram:ngram_drafter", "prompt lookup: copies what followed an earlier occurrence"),
         Entry("layer-skip", "nsd.drafters.layer_skip:layer_skip_drafter", "the target itself with some layers skipped"),
         Entry("draft-model", "nsd.drafters.draft_model:model_drafter", "a smaller model with the target's tokenizer"),
+        Entry(
+            "smollm2-eagle3", "nsd.drafters.shipped:smollm2_eagle3", "EAGLE-3 layer for smollm2-135m, shipped inside"
+        ),
         Entry("none", "nsd.drafters.none:no_drafter", "no drafting: plain decoding"),
     )
 }

@@ -30,7 +30,8 @@ from nsd.errors import ConfigError, ModelError, PairMismatch
 from nsd.nn import Decoder, DecoderConfig, LowRank, Shapes, Sight
 from nsd.nn.checkpoint import open_checkpoint, read_json, required
 from nsd.targets.base import Target, TargetSession
-from nsd.targets.nemotron import NemotronSession, NemotronTarget
+from nsd.targets.lean import LeanSession
+from nsd.targets.nemotron import NemotronTarget
 from nsd.targets.recognise import is_nemotron
 from nsd.verification import Draft, DraftLaw
 
@@ -45,7 +46,7 @@ recognises = is_nemotron
 class NemotronDraftSession(DraftSession):
     """Drafts beside a target session, from its cache. It has no state of its own."""
 
-    def __init__(self, drafter: NemotronDrafter, session: NemotronSession) -> None:
+    def __init__(self, drafter: NemotronDrafter, session: LeanSession) -> None:
         self._drafter, self._session = drafter, session
 
     @torch.no_grad()
@@ -115,7 +116,7 @@ class NemotronDrafter(Drafter):
         self, session: TargetSession, prompts: Sequence[Sequence[int]], taps: Tensor | None, room: int
     ) -> NemotronDraftSession:
         """Start drafting from the cache of this target session."""
-        if not isinstance(session, NemotronSession) or session.target is not self.target:
+        if not isinstance(session, LeanSession) or session.target is not self.target:
             raise ConfigError(f"{self.name} drafts for {self.target.name} alone, got a session of another target")
         return NemotronDraftSession(self, session)
 

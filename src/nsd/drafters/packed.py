@@ -69,7 +69,9 @@ class Packed(Checkpoint):
     ) -> dict[str, Tensor]:
         """The wanted tensors; multiplied out in float32, then rounded to dtype once."""
         self.check(wanted, ignored)
-        raw = Checkpoint(self.folder, self.config, self.files, self.stored).load(dict(self.stored), device, torch.float32)
+        raw = Checkpoint(self.folder, self.config, self.files, self.stored).load(
+            dict(self.stored), device, torch.float32
+        )
         ids = torch.arange(len(raw["d2t"]), device=device) + raw["d2t"].long()
         made = {"d2t": raw["d2t"].long()}
         if "t2d" in wanted:
@@ -86,8 +88,8 @@ class Packed(Checkpoint):
 
 def head_rows(target: Target, ids: Tensor) -> Tensor:
     """Rows of the target's head [len(ids), hidden]. Raises ModelError for a target that has none to lend."""
-    model: Any = getattr(target, "model", None)  # a transformers module, where the target is built on one
-    if model is None or not hasattr(model, "get_output_embeddings"):
-        raise ModelError(f"{target.name} lends no head, wanted a transformers model as the target")
-    weight: Tensor = model.get_output_embeddings().weight
-    return weight.detach()[ids]
+    rows: Any = getattr(target, "head_rows", None)
+    if rows is None:
+        raise ModelError(f"{target.name} lends no head, wanted a target that holds its own weights")
+    lent: Tensor = rows(ids)
+    return lent

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from nsd.nn.config import DecoderConfig
 
-
 STEPS = 32
 """The longest pass whose causal mask is cut from one made in advance."""
 

@@ -49,7 +49,8 @@ class Norm:
         if self._paired is None or x.shape[0] > FEW or x.dtype is not self._paired.dtype:
             return rms_norm(x, self.weight, self.eps)
         pair = torch.cat((x, -x), -1)
-        return functional.layer_norm(pair, (2 * self.size,), self._paired, None, self.eps).narrow(-1, 0, self.size)
+        normed = functional.layer_norm(pair, (2 * self.size,), self._paired, None, self.eps)
+        return normed.narrow(-1, 0, self.size).contiguous()
 
 
 class Decoder:
@@ -143,16 +144,15 @@ class Decoder:
     ) -> Tensor:
         c, qkv, gate = self.config, layer.qkv(read), None
         if c.gated:
-            q, gate = qkv[:, : c.q_size].unflatten(-1, (c.heads, -1)).chunk(2, -1)
+            q, gate = torch.unflatten(qkv[:, : c.q_size], -1, (c.heads, -1)).chunk(2, -1)
             qkv = torch.cat((q.flatten(1), qkv[:, c.q_size :]), -1)
-        heads = qkv.view(qkv.shape[0], -1, c.head_dim)
-        turning, v = heads.narrow(1, 0, c.heads + c.kv_heads), heads.narrow(1, c.heads + c.kv_heads, c.kv_heads)
+        heads = qkv.reshape(qkv.shape[0], -1, c.head_dim)
+        turning, v = torch.split(heads, [c.heads + c.kv_heads, c.kv_heads], 1)
         norm = self._head_norms[index]
         if norm is not None:
             turning = rms_norm(turning, norm, c.eps)
-        turned = rotate(turning, angles)
-        cache.write(index, rows, turned.narrow(1, c.heads, c.kv_heads), v)
-        q = turned.narrow(1, 0, c.heads)
+        q, k = torch.split(rotate(turning, angles), [c.heads, c.kv_heads], 1)
+        cache.write(index, rows, k, v)
         if scale is not None:
             q = q * scale
         mixed = attend(q, *cache.read(index, rows), rows, c)
@@ -170,8 +170,8 @@ class Decoder:
         cache.write(index, rows, rotate(k, angles), v)
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        both, size = layer.gate_up(x), self.config.intermediate
-        return layer.down(functional.silu(both.narrow(-1, 0, size)).mul_(both.narrow(-1, size, size)))
+        gate, up = layer.gate_up(x).chunk(2, -1)
+        return layer.down(functional.silu(gate).mul_(up))
 
     def _query_scale(self, position: Tensor, dtype: torch.dtype) -> Tensor | None:
         """The extra query scale of Llama 4 and Ministral 3: [M, 1, 1]; None where the model has none.
@@ -203,7 +203,9 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, config: DecoderC
             table.transpose(1, 2), keys, values, is_causal=True, enable_gqa=c.groups > 1
         )
         return rows.flat(mixed.transpose(1, 2).flatten(2))
-    folded = table.unflatten(2, (c.kv_heads, c.groups)).transpose(1, 2).reshape(batch, c.kv_heads, -1, c.head_dim)
+    folded = (
+        torch.unflatten(table, 2, (c.kv_heads, c.groups)).transpose(1, 2).reshape(batch, c.kv_heads, -1, c.head_dim)
+    )
     mixed = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=rows.mask)
-    mixed = mixed.unflatten(2, (width, c.groups)).transpose(1, 2).reshape(batch, width, -1)
+    mixed = torch.unflatten(mixed, 2, (width, c.groups)).transpose(1, 2).reshape(batch, width, -1)
     return rows.flat(mixed)

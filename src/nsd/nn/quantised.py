@@ -1,7 +1,7 @@
 """Weight-only quantised projections by torch's own CPU kernels: int8 with a scale per row, int4 in groups of 32.
 
-Activations stay bfloat16, for which the kernels are made. A pass of one token is bound by reading weights, so half or a
-quarter of the bytes is most of the gain; the int8 kernel works on four rows at a time, so a fifth costs another reading.
+Activations stay bfloat16, for which the kernels are made. A pass of one token is bound by reading weights, so a half
+or a quarter of the bytes is most of the gain; the int8 kernel takes four rows at a time, so a fifth costs another read.
 
 Uses of torch (>= 2.9): `_weight_int8pack_mm(x, weight, scales)`, `_convert_weight_to_int4pack_for_cpu(weight, tiles)`,
 `_weight_int4pack_mm_for_cpu(x, packed, group, scales and zeros)`, whose value of a code c is (c - 8) scale + zero.
@@ -77,14 +77,14 @@ class Int4:
 
     @classmethod
     def of(cls, dense: Dense) -> Int4:
-        """Quantise each group to 16 levels from its smallest to its largest entry. Raises ModelError if sizes forbid."""
+        """Quantise each group to 16 levels from its least to its largest entry. Raises ModelError if sizes forbid."""
         outputs, inputs = dense.weight.shape
         if inputs % GROUP or outputs % 16:
             raise ModelError(
                 f"int4 wants inputs in multiples of {GROUP} and outputs of 16, a weight has {inputs} and {outputs}; "
                 "take --dtype int8"
             )
-        groups = dense.weight.float().unflatten(1, (-1, GROUP))
+        groups = torch.unflatten(dense.weight.float(), 1, (-1, GROUP))
         low, high = groups.amin(-1), groups.amax(-1)
         scale = ((high - low) / 15).clamp_min(1e-12).bfloat16()
         zero = (low + 8 * scale.float()).bfloat16()

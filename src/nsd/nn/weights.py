@@ -97,10 +97,27 @@ class LayerWeights:
         extra = 0 if self.o_extra is None else self.o_extra.down.numel() + self.o_extra.up.numel()
         return maps + sum(n.numel() for n in norms if n is not None) + extra
 
-    def mapped(self, form: Callable[[Dense], Projection]) -> LayerWeights:
-        """The same layer with its four projections in another storage form."""
-        maps = {name: getattr(self, name) for name in ("qkv", "o", "gate_up", "down")}
-        return replace(self, **{name: form(p) if isinstance(p, Dense) else p for name, p in maps.items()})
+    def mapped(self, form: Callable[[Dense], Projection], dtype: torch.dtype) -> LayerWeights:
+        """The same layer with its four projections in another storage form and its norms in dtype."""
+
+        def norm(weight: Tensor | None) -> Tensor | None:
+            return None if weight is None else weight.to(dtype)
+
+        qkv, o, gate_up, down = (
+            form(p) if isinstance(p, Dense) else p for p in (self.qkv, self.o, self.gate_up, self.down)
+        )
+        return LayerWeights(
+            self.attention_norm.to(dtype),
+            self.mlp_norm.to(dtype),
+            qkv,
+            o,
+            gate_up,
+            down,
+            norm(self.q_norm),
+            norm(self.k_norm),
+            norm(self.feature_norm),
+            self.o_extra,
+        )
 
     def with_extra(self, extra: LowRank) -> LayerWeights:
         """The same layer with a low-rank addition on its output projection."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -98,6 +98,18 @@ class Target(ABC):
     dtype_reason: str
     default_temperature: float
     tokenizer: Tokenizer
+
+    @property
+    def dtype_name(self) -> str:
+        """The number format in the words of the option that chooses it."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def reference(self) -> Any | None:
+        """The same model as a transformers module, to time its own `generate` beside this loop; None if there is none.
+
+        It may be read from disk at the call.
+        """
+        return None
 
     @abstractmethod
     def open(

@@ -75,6 +75,31 @@ class HfTarget(Target):
         session = self.new_session(len(prompts), max(map(len, prompts)) + room + SLACK, tuple(taps))
         return session, session.prefill(prompts)
 
+    def reference(self) -> Any | None:
+        """The model itself."""
+        return self.model
+
+    def embed(self, ids: Sequence[int] | Tensor) -> Tensor:
+        """Embeddings of ids [M], without the scaling that some models add: [M, hidden]."""
+        at = torch.as_tensor(ids, dtype=torch.long, device=self.device)
+        return nn.functional.embedding(at, self.model.get_input_embeddings().weight)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """The head on states after the final norm: [n, hidden] -> [n, V]."""
+        result: Tensor = self._own_head()(normed)
+        return result
+
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """Rows ids [n] of the head: [n, hidden]."""
+        weight: Tensor = self._own_head().weight
+        return weight.detach()[ids]
+
+    def _own_head(self) -> Any:
+        head = _head(self.model)
+        if head is None:
+            raise ModelError(f"{self.name} lends no head, wanted a target with one; take another drafter")
+        return head
+
     def new_session(self, batch: int, capacity: int, taps: tuple[int, ...]) -> HfSession:
         """An empty session."""
         return HfSession(self, RaggedCache(capacity), batch, taps, inference=True)

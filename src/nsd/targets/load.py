@@ -21,7 +21,7 @@ import torch
 from nsd.errors import ConfigError, ModelError
 from nsd.targets import smollm2
 from nsd.targets.base import Target
-from nsd.targets.dtypes import choose_device, choose_dtype
+from nsd.targets.dtypes import Format, choose_device, choose_format
 from nsd.targets.recognise import is_nemotron
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class BuiltIn:
     folder: Callable[[], Path] | None
 
 
+ENGINES = ("auto", "lean", "transformers")
+
 MODELS: dict[str, BuiltIn] = {
     smollm2.NAME: BuiltIn(smollm2.DESCRIPTION, smollm2.smollm2_folder),
     "toy": BuiltIn("a table of random laws over bytes, for tests and documentation; instant, speaks gibberish", None),
@@ -48,15 +50,20 @@ def load_target(
     device: str = "auto",
     threads: int | None = None,
     revision: str | None = None,
+    engine: str = "auto",
 ) -> Target:
     """A target from a built-in name, a local folder, a hub name, a (model, tokenizer) pair, or a Target as it is.
 
-    threads sets torch's thread count for the whole process. Raises ModelError or ConfigError, one line each.
+    engine is "lean" (this project's decoder; Llama-like checkpoints), "transformers", or "auto": lean on a CPU wherever
+    it can. int8 and int4 are lean's alone. threads sets torch's thread count for the whole process. Raises ModelError
+    or ConfigError, one line each.
     """
     if threads is not None:
         if threads < 1:
             raise ConfigError(f"got threads {threads}, wanted at least 1; leave it out for torch's own choice")
         torch.set_num_threads(threads)
+    if engine not in ENGINES:
+        raise ConfigError(f"got engine '{engine}', wanted {', '.join(ENGINES)}; try --engine auto")
     if isinstance(source, Target):
         return source
     if not isinstance(source, str | Path):
@@ -68,9 +75,11 @@ def load_target(
 
         return TableTarget.over_bytes()
     where = choose_device(device)
-    chosen, reason = choose_dtype(dtype, where)
+    form = choose_format(dtype, where)
+    if form.weights != "dense" and engine == "transformers":
+        raise ConfigError(f"got dtype '{dtype}' with engine transformers, which has no such weights; try --engine lean")
     if entry is not None and entry.folder is not None:
-        return _read(name, str(entry.folder()), chosen, where, reason, None)
+        return _either(engine, name, str(entry.folder()), form, where, None)
     if Path(name).is_dir():
         check_folder(Path(name))
     elif _names_a_path(name):
@@ -81,7 +90,50 @@ def load_target(
         from nsd.targets.nemotron import load
 
         return load(name, dtype, device, revision)
-    return _read(name, name, chosen, where, reason, revision)
+    return _either(engine, name, name, form, where, revision)
+
+
+def _either(engine: str, name: str, place: str, form: Format, device: torch.device, revision: str | None) -> Target:
+    """Load on the engine asked for. What auto cannot read as a lean target goes to transformers, which says why not."""
+    must = engine == "lean" or form.weights != "dense"
+    if must or (engine == "auto" and device.type == "cpu" and form.dtype is not torch.float16):
+        try:
+            return _lean(name, place, form, device, revision)
+        except ModelError:
+            if must:
+                raise
+    return _read(name, place, form.dtype, device, form.reason, revision)
+
+
+def _lean(name: str, place: str, form: Format, device: torch.device, revision: str | None) -> Target:
+    """Load on this project's own decoder; whatever is raised becomes one line."""
+    from nsd.targets.lean import lean_target, shape_of
+    from nsd.targets.tokenizer import HfTokenizer
+
+    config, _ = _inspect(name, place, revision)
+    complete = config.to_dict()
+    shape_of(complete, name)
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = HfTokenizer(AutoTokenizer.from_pretrained(place, **_options(place, revision)))
+        folder = _fetched(place, revision)
+        return lean_target(folder, complete, tokenizer, name, form.dtype, form.weights, device, form.reason)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise _explained(name, place, error) from error
+
+
+def _fetched(place: str, revision: str | None) -> Path:
+    """The folder itself, or the one that a hub name's files are fetched to."""
+    if Path(place).is_dir():
+        return Path(place)
+    from huggingface_hub import snapshot_download
+
+    files = ["*.json", "model*.safetensors"]
+    offline = bool(_options(place, revision)["local_files_only"])
+    return Path(snapshot_download(place, revision=revision, local_files_only=offline, allow_patterns=files))
 
 
 def check_folder(folder: Path) -> None:

@@ -10,21 +10,20 @@ Source: nvidia/Nemotron-Labs-Diffusion-8B modeling_nemotron_labs_diffusion.py, c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from nsd.errors import ModelError
-from nsd.nn import Decoder, DecoderConfig, Shapes, decoder_config, layer_shapes, layer_weights
+from nsd.nn import Decoder, DecoderConfig, Dense, Shapes, decoder_config, layer_shapes, layer_weights
 from nsd.nn.checkpoint import Checkpoint, open_checkpoint, read_json, required
-from nsd.targets.base import FINAL_NORM, Scores, Target, TargetSession, Tokenizer
+from nsd.targets.base import Tokenizer
 from nsd.targets.dtypes import choose_device, choose_dtype
-from nsd.targets.ledger import Ledger, check_prompts
+from nsd.targets.lean import LeanTarget, ids_of
 from nsd.targets.recognise import is_nemotron
 
 recognises = is_nemotron
@@ -63,7 +62,7 @@ class NemotronConfig:
             block=block,
             bidirectional=config.get("dlm_paradigm", "bidirectional") == "bidirectional",
             context=config.get("max_position_embeddings") or 2**31 - 1,
-            eos=_ids(config.get("eos_token_id")),
+            eos=ids_of(config.get("eos_token_id")),
         )
 
     @property
@@ -79,11 +78,10 @@ class NemotronConfig:
         return ends
 
 
-class NemotronTarget(Target):
-    """The loaded model. decoder, embedding [V, hidden] and head [V, hidden] are what its drafter uses too.
+class NemotronTarget(LeanTarget):
+    """The loaded model; its drafter uses decoder, embedding and head too.
 
-    keep_mask_id leaves the mask id among the ids that can be drawn, as the released generation code does. folder is
-    where the checkpoint lies, None for one made in memory.
+    keep_mask_id leaves the mask id among the ids that can be drawn, as the released generation code does.
     """
 
     def __init__(
@@ -96,107 +94,22 @@ class NemotronTarget(Target):
         keep_mask_id: bool = False,
         folder: Path | None = None,
     ) -> None:
-        self.config, self.tokenizer, self.name, self.folder = config, tokenizer, name, folder
         layers = [layer_weights(config.decoder, tensors, f"encoder.layers.{i}.") for i in range(config.decoder.layers)]
-        self.embedding, self.head = tensors["encoder.embed_tokens.weight"], tensors["diffusion_head.weight"]
-        self.device, self.dtype, self.dtype_reason = self.embedding.device, self.embedding.dtype, dtype_reason
-        self.decoder = Decoder(config.decoder, layers, tensors["encoder.norm.weight"], self.dtype)
-        self.vocab, self.hidden, self.layers = config.vocab, config.decoder.hidden, config.decoder.layers
-        self.context, self.default_temperature = config.context, 1.0
-        own = getattr(tokenizer, "eos_token_id", None)
-        self.eos = config.eos | _ids(own)
-        self.keep_mask_id = keep_mask_id
-        self.absent = self._absent()
+        embedding, head = Dense(tensors["encoder.embed_tokens.weight"]), Dense(tensors["diffusion_head.weight"])
+        decoder = Decoder(config.decoder, layers, tensors["encoder.norm.weight"], embedding.weight.dtype)
+        eos = config.eos | ids_of(getattr(tokenizer, "eos_token_id", None))
+        super().__init__(
+            decoder, embedding, head, tokenizer, name, config.vocab, config.context, eos,
+            dtype_reason=dtype_reason, folder=folder,
+        )  # fmt: skip
+        self.config, self.keep_mask_id = config, keep_mask_id
+        absent = torch.zeros(self.vocab, dtype=torch.bool) if self.absent is None else self.absent.cpu()
+        absent[config.mask] = not keep_mask_id
+        self.absent = absent.to(self.device) if absent.any() else None
 
-    @property
-    def parameters(self) -> int:
-        """How many numbers the model holds."""
-        return self.decoder.parameters + self.embedding.numel() + self.head.numel()
-
-    def open(
-        self, prompts: Sequence[Sequence[int]], room: int, taps: Sequence[int] = ()
-    ) -> tuple[NemotronSession, Scores]:
-        """Prefill a ragged batch; see `Target.open`."""
-        check_prompts(prompts, self.context)
-        wrong = [tap for tap in taps if tap != FINAL_NORM and not 0 <= tap <= self.layers]
-        if wrong:
-            raise ModelError(f"got hidden-state tap {wrong[0]}, {self.name} has taps 0..{self.layers} and {FINAL_NORM}")
-        session = NemotronSession(self, len(prompts), max(map(len, prompts)) + room, tuple(taps))
-        return session, session.prefill(prompts)
-
-    def embed(self, ids: Sequence[int]) -> Tensor:
-        """Embeddings of ids, all requests one after another: [M, hidden]."""
-        return self.embedding[torch.tensor(ids, dtype=torch.long, device=self.device)]
-
-    def logits(self, normed: Tensor) -> Tensor:
-        """The head on states after the final norm: [n, hidden] -> [n, V]."""
-        return functional.linear(normed, self.head)
-
-    def _absent(self) -> Tensor | None:
-        absent = torch.tensor([self.tokenizer.token_text(i) is None for i in range(self.vocab)])
-        if absent.all():
-            raise ModelError(
-                f"the tokenizer of {self.name} has no entry for any of its {self.vocab} ids; fetch it again"
-            )
-        absent[self.config.mask] = not self.keep_mask_id
-        return absent.to(self.device) if absent.any() else None
-
-
-class NemotronSession(TargetSession):
-    """The cache of one batch. Its drafter reads it too, and never adds to it."""
-
-    def __init__(self, target: NemotronTarget, batch: int, room: int, taps: tuple[int, ...]) -> None:
-        self.target, self.taps = target, taps
-        self.cache = target.decoder.cache(batch, room)
-        self.ledger = Ledger(batch)
-
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> Scores:
-        """The first pass: logits at each prompt's end only, taps at all positions. There is nothing to roll back."""
-        scores = self._run(prompts, ends_only=True)
-        self.ledger.settle()
-        self.cache.keep_all()
-        return scores
-
-    def score(self, inputs: Sequence[Sequence[int]]) -> Scores:
-        """One causal pass over new tokens; see `TargetSession.score`."""
-        return self._run(inputs, ends_only=False)
-
-    def keep(self, counts: Sequence[int]) -> None:
-        """Roll back to the first counts[b] inputs since the last keep, by lengths alone."""
-        self.ledger.keep(counts)
-        self.cache.keep(counts)
-
-    def retain(self, requests: Sequence[int]) -> None:
-        """Go on with these requests only."""
-        self.ledger.retain(requests)
-        self.cache.retain(requests)
-
-    @torch.no_grad()
-    def _run(self, inputs: Sequence[Sequence[int]], ends_only: bool) -> Scores:
-        target = self.target
-        counts = self.ledger.feed(inputs, target.vocab)
-        self.positions, self.calls = self.ledger.positions, self.ledger.calls
-        rows = self.cache.rows(counts)
-        inner = [tap for tap in self.taps if tap != FINAL_NORM]
-        stream, tapped = target.decoder.run(
-            target.embed([token for ids in inputs for token in ids]), rows, self.cache, inner
-        )
-        self.cache.append(rows)
-        normed = target.decoder.normed(stream) if FINAL_NORM in self.taps or not ends_only else None
-        if not ends_only:
-            assert normed is not None
-            return Scores(target.logits(normed), self._in_order(tapped, normed))
-        ends = torch.tensor(counts, device=target.device).cumsum(0) - 1
-        last = target.decoder.normed(stream[ends]) if normed is None else normed[ends]
-        return Scores(target.logits(last), self._in_order(tapped, normed))
-
-    def _in_order(self, tapped: Tensor | None, normed: Tensor | None) -> Tensor | None:
-        """The taps as they were asked for, [M, n, hidden]: those of the layers are there, the final norm joins them."""
-        if FINAL_NORM not in self.taps:
-            return tapped
-        assert normed is not None
-        layers = iter([] if tapped is None else tapped.unbind(1))
-        return torch.stack([normed if tap == FINAL_NORM else next(layers) for tap in self.taps], 1)
+    def reference(self) -> Any | None:
+        """None: transformers itself does not have this model."""
+        return None
 
 
 def load(
@@ -216,7 +129,7 @@ def load(
         tokenizer = _tokenizer(checkpoint)
     tensors = checkpoint.load(config.shapes, where, chosen)
     generation = _generation(checkpoint.folder)
-    config = replace(config, eos=config.eos | _ids(generation.get("eos_token_id")))
+    config = replace(config, eos=config.eos | ids_of(generation.get("eos_token_id")))
     target = NemotronTarget(config, tensors, tokenizer, source, reason, keep_mask_id, checkpoint.folder)
     target.default_temperature = float(generation.get("temperature") or 1.0)
     return target
@@ -238,10 +151,3 @@ def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 def _generation(folder: Path) -> dict[str, Any]:
     path = folder / "generation_config.json"
     return read_json(path, "generation settings") if path.is_file() else {}
-
-
-def _ids(value: int | Sequence[int] | None) -> frozenset[int]:
-    """End-of-text ids, however a config writes them."""
-    if value is None:
-        return frozenset()
-    return frozenset([value] if isinstance(value, int) else value)

@@ -58,5 +58,7 @@ def _panel(entries: Sequence[dict[str, Any]], panel: int, left: float, width: fl
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         x, y = at(*line[-1]).split(",")
         label = f"depth {depth + 1}: {line[-1][1]:.3f}"
-        parts.append(f'<text x="{float(x) - 4:.1f}" y="{float(y) - 6:.1f}" text-anchor="end" fill="{colour}">{label}</text>')
+        parts.append(
+            f'<text x="{float(x) - 4:.1f}" y="{float(y) - 6:.1f}" text-anchor="end" fill="{colour}">{label}</text>'
+        )
     return "\n".join(parts)

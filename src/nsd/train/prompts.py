@@ -21,63 +21,284 @@ HELD_OUT_SHARE = 0.05
 
 _SLOTS: dict[str, tuple[str, ...]] = {
     "topic": tuple(
-        "bees|bread|steam engines|the moon|glass|volcanoes|chess|tea|bridges|whales|paper|salt|clocks|deserts|maps|"
-        "bicycles|rice|earthquakes|lighthouses|coffee|copper|forests|kites|dreams|sleep|trains|cheese|rainbows|ants|"
-        "horses|silk|dolphins|mirrors|gold|libraries|hospitals|cotton|penguins|tides|magnets|canals|apples|spiders|"
-        "the human heart|elections|inflation|vaccines|batteries|satellites|democracy|photosynthesis|gravity|friendship|"
-        "patience|the Roman army|Ancient Egypt|the printing press|the stock market|recycling|solar panels|jazz|"
-        "the Olympic Games|mountain climbing|public transport|computer networks|databases|machine learning".split("|")
+        [
+            "bees",
+            "bread",
+            "steam engines",
+            "the moon",
+            "glass",
+            "volcanoes",
+            "chess",
+            "tea",
+            "bridges",
+            "whales",
+            "paper",
+            "salt",
+            "clocks",
+            "deserts",
+            "maps",
+            "bicycles",
+            "rice",
+            "earthquakes",
+            "lighthouses",
+            "coffee",
+            "copper",
+            "forests",
+            "kites",
+            "dreams",
+            "sleep",
+            "trains",
+            "cheese",
+            "rainbows",
+            "ants",
+            "horses",
+            "silk",
+            "dolphins",
+            "mirrors",
+            "gold",
+            "libraries",
+            "hospitals",
+            "cotton",
+            "penguins",
+            "tides",
+            "magnets",
+            "canals",
+            "apples",
+            "spiders",
+            "the human heart",
+            "elections",
+            "inflation",
+            "vaccines",
+            "batteries",
+            "satellites",
+            "democracy",
+            "photosynthesis",
+            "gravity",
+            "friendship",
+            "patience",
+            "the Roman army",
+            "Ancient Egypt",
+            "the printing press",
+            "the stock market",
+            "recycling",
+            "solar panels",
+            "jazz",
+            "the Olympic Games",
+            "mountain climbing",
+            "public transport",
+            "computer networks",
+            "databases",
+            "machine learning",
+        ]
     ),
     "person": tuple(
-        "my teacher|my landlord|a neighbour|my grandmother|a new colleague|the mayor|my boss|an old friend|a customer|"
-        "the school director|my doctor|a pen friend|the bank|the hotel manager|my sister|a job applicant".split("|")
+        [
+            "my teacher",
+            "my landlord",
+            "a neighbour",
+            "my grandmother",
+            "a new colleague",
+            "the mayor",
+            "my boss",
+            "an old friend",
+            "a customer",
+            "the school director",
+            "my doctor",
+            "a pen friend",
+            "the bank",
+            "the hotel manager",
+            "my sister",
+            "a job applicant",
+        ]
     ),
     "reason": tuple(
-        "a broken heater|a birthday party|a late delivery|a lost key|a wrong bill|an upcoming move|a job offer|"
-        "a noisy street|a borrowed book|a cancelled flight|a school trip|a new puppy|a wedding|a long illness|"
-        "a change of address|a missed appointment|a generous gift|a damaged parcel".split("|")
+        [
+            "a broken heater",
+            "a birthday party",
+            "a late delivery",
+            "a lost key",
+            "a wrong bill",
+            "an upcoming move",
+            "a job offer",
+            "a noisy street",
+            "a borrowed book",
+            "a cancelled flight",
+            "a school trip",
+            "a new puppy",
+            "a wedding",
+            "a long illness",
+            "a change of address",
+            "a missed appointment",
+            "a generous gift",
+            "a damaged parcel",
+        ]
     ),
-    "name": tuple("Anna|Ben|Carla|David|Emma|Farid|Grace|Hugo|Ines|Jack|Kim|Liam|Mona|Nora|Omar|Paula".split("|")),
+    "name": tuple(
+        [
+            "Anna",
+            "Ben",
+            "Carla",
+            "David",
+            "Emma",
+            "Farid",
+            "Grace",
+            "Hugo",
+            "Ines",
+            "Jack",
+            "Kim",
+            "Liam",
+            "Mona",
+            "Nora",
+            "Omar",
+            "Paula",
+        ]
+    ),
     "thing": tuple(
-        "pencils|oranges|marbles|stamps|cookies|tickets|shells|books|coins|balloons|eggs|cards|stickers|roses|"
-        "sandwiches|bottles|chairs|tiles".split("|")
+        [
+            "pencils",
+            "oranges",
+            "marbles",
+            "stamps",
+            "cookies",
+            "tickets",
+            "shells",
+            "books",
+            "coins",
+            "balloons",
+            "eggs",
+            "cards",
+            "stickers",
+            "roses",
+            "sandwiches",
+            "bottles",
+            "chairs",
+            "tiles",
+        ]
     ),
     "code": tuple(
-        "reverses a string|sums a list of numbers|counts the vowels in a text|finds the largest number in a list|"
-        "removes duplicates from a list|checks whether a number is prime|converts Celsius to Fahrenheit|"
-        "merges two sorted lists|counts the words in a file|checks whether a string is a palindrome|"
-        "computes a factorial|sorts a dictionary by value|flattens a nested list|rolls two dice|"
-        "prints a multiplication table|finds the second smallest value|computes the average of a column|"
-        "splits a list into chunks|validates an email address|draws a triangle of stars|reads a CSV file|"
-        "binary searches a sorted list|computes the greatest common divisor|shuffles a deck of cards".split("|")
+        [
+            "reverses a string",
+            "sums a list of numbers",
+            "counts the vowels in a text",
+            "finds the largest number in a list",
+            "removes duplicates from a list",
+            "checks whether a number is prime",
+            "converts Celsius to Fahrenheit",
+            "merges two sorted lists",
+            "counts the words in a file",
+            "checks whether a string is a palindrome",
+            "computes a factorial",
+            "sorts a dictionary by value",
+            "flattens a nested list",
+            "rolls two dice",
+            "prints a multiplication table",
+            "finds the second smallest value",
+            "computes the average of a column",
+            "splits a list into chunks",
+            "validates an email address",
+            "draws a triangle of stars",
+            "reads a CSV file",
+            "binary searches a sorted list",
+            "computes the greatest common divisor",
+            "shuffles a deck of cards",
+        ]
     ),
-    "language": tuple("Python|JavaScript|Java|C|Go|TypeScript|Rust".split("|")),
+    "language": tuple(["Python", "JavaScript", "Java", "C", "Go", "TypeScript", "Rust"]),
     "place": tuple(
-        "Lisbon|Kyoto|a small village|the seaside|Rome|the mountains|New York|a farm|Cairo|a space station|Berlin|"
-        "an island|Sydney|a rainforest|Paris|a castle|Chicago|the North Pole".split("|")
+        [
+            "Lisbon",
+            "Kyoto",
+            "a small village",
+            "the seaside",
+            "Rome",
+            "the mountains",
+            "New York",
+            "a farm",
+            "Cairo",
+            "a space station",
+            "Berlin",
+            "an island",
+            "Sydney",
+            "a rainforest",
+            "Paris",
+            "a castle",
+            "Chicago",
+            "the North Pole",
+        ]
     ),
     "dish": tuple(
-        "pancakes|vegetable soup|fried rice|an omelette|a fruit salad|tomato pasta|lentil curry|roast potatoes|"
-        "banana bread|tacos|mushroom risotto|a cheese sandwich|pumpkin pie|a chocolate cake".split("|")
+        [
+            "pancakes",
+            "vegetable soup",
+            "fried rice",
+            "an omelette",
+            "a fruit salad",
+            "tomato pasta",
+            "lentil curry",
+            "roast potatoes",
+            "banana bread",
+            "tacos",
+            "mushroom risotto",
+            "a cheese sandwich",
+            "pumpkin pie",
+            "a chocolate cake",
+        ]
     ),
     "style": tuple(
-        "more formal|shorter|friendlier|clearer|more polite|simpler|more exciting|in the past tense|as a question|"
-        "for a child|without adjectives|as a headline".split("|")
+        [
+            "more formal",
+            "shorter",
+            "friendlier",
+            "clearer",
+            "more polite",
+            "simpler",
+            "more exciting",
+            "in the past tense",
+            "as a question",
+            "for a child",
+            "without adjectives",
+            "as a headline",
+        ]
     ),
     "sentence": tuple(
-        "The meeting was moved because nobody could find the room.|I can't come tomorrow, my car is broken.|"
-        "Our shop sells shoes that are good and also cheap.|The dog ran over the field and it barked a lot.|"
-        "We regret that your order is late.|He said that he don't like the weather here.|"
-        "The film was long but the end was really surprising.|Please send me the report when you have time.|"
-        "It rained all day, so the children played inside.|The new phone is fast, and its battery lasts long.|"
-        "She opened the window since the room was hot.|They has been working here since five years.|"
-        "The museum is closed on Mondays and on holidays.|Nobody knew the answer, not even the teacher.|"
-        "You must not park in front of the gate.|The soup tasted strange, but we ate it anyway.".split("|")
+        [
+            "The meeting was moved because nobody could find the room.",
+            "I can't come tomorrow, my car is broken.",
+            "Our shop sells shoes that are good and also cheap.",
+            "The dog ran over the field and it barked a lot.",
+            "We regret that your order is late.",
+            "He said that he don't like the weather here.",
+            "The film was long but the end was really surprising.",
+            "Please send me the report when you have time.",
+            "It rained all day, so the children played inside.",
+            "The new phone is fast, and its battery lasts long.",
+            "She opened the window since the room was hot.",
+            "They has been working here since five years.",
+            "The museum is closed on Mondays and on holidays.",
+            "Nobody knew the answer, not even the teacher.",
+            "You must not park in front of the gate.",
+            "The soup tasted strange, but we ate it anyway.",
+        ]
     ),
     "word": tuple(
-        "happy|quick|important|cold|difficult|quiet|brave|bright|angry|strange|small|honest|lazy|gentle".split("|")
+        [
+            "happy",
+            "quick",
+            "important",
+            "cold",
+            "difficult",
+            "quiet",
+            "brave",
+            "bright",
+            "angry",
+            "strange",
+            "small",
+            "honest",
+            "lazy",
+            "gentle",
+        ]
     ),
-    "n": tuple("3|4|5|6|7|8|10".split("|")),
+    "n": tuple(["3", "4", "5", "6", "7", "8", "10"]),
 }
 
 _TEMPLATES: dict[str, tuple[str, ...]] = {

@@ -163,7 +163,9 @@ def _require_same(plan: Plan, options: Options, target: Target, held_out: HeldOu
     )
     for name, stored, given in checks:
         if stored != given:
-            raise ConfigError(f"{options.out / PLAN} was made with {name} {stored}, got {given}; give --out a new folder")
+            raise ConfigError(
+                f"{options.out / PLAN} was made with {name} {stored}, got {given}; give --out a new folder"
+            )
 
 
 def _sized(plan: Plan, options: Options, target: Target, writer: Writer, seconds: float) -> Plan:

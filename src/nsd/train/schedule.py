@@ -75,8 +75,8 @@ def stages(seconds: float, costs: Mapping[int, float]) -> tuple[Stage, ...]:
 
 
 def stages_of(steps: int) -> tuple[Stage, ...]:
-    """A given number of steps, shared out by typical costs (1 : 1.7 : 2.4)."""
-    costs = {1: 1.0, 2: 1.7, 3: 2.4}
+    """A given number of steps, shared out by typical costs (1 : 1.5 : 2.05)."""
+    costs = {1: 1.0, 2: 1.5, 3: 2.05}
     unit = steps / sum(share / costs[d] for d, share in SHARES.items())
     counts = {d: max(round(unit * share / costs[d]), 1) for d, share in SHARES.items()}
     counts[1] = max(steps - counts[2] - counts[3], 0)

@@ -28,6 +28,8 @@ DEPTH_DECAY = 0.8
 """How much less a deeper position counts; drafts there are reached less often."""
 
 CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
+SAVE_EVERY, EXAMINE_EVERY = 100, 150
+"""Steps between checkpoints, and between examinations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +122,7 @@ class Trainer:
         self.step = state["step"]
         return True
 
-    def run(
-        self,
-        folder: Path,
-        examiner: Examiner | None,
-        watch: Callable[[Progress], None],
-        save_every: int = 100,
-        examine_every: int = 150,
-    ) -> None:
+    def run(self, folder: Path, examiner: Examiner | None, watch: Callable[[Progress], None]) -> None:
         """Train to the end of the schedule; log.jsonl gets a line for each examination."""
         started, begun = time.perf_counter(), self.schedule.progress(self.step)
         while self.step < self.schedule.steps:
@@ -138,11 +133,11 @@ class Trainer:
             progress = Progress(
                 self.step, self.schedule.steps, loss, kept, elapsed * (1 - done) / max(done - begun, 1e-9)
             )
-            if examiner is not None and (last or self.step % examine_every == 0):
+            if examiner is not None and (last or self.step % EXAMINE_EVERY == 0):
                 progress.figures = examiner(self.net)
                 self._log(folder, progress)
             watch(progress)
-            if last or self.step % save_every == 0:
+            if last or self.step % SAVE_EVERY == 0:
                 self.save(folder)
 
     def _log(self, folder: Path, progress: Progress) -> None:

@@ -127,7 +127,7 @@ class Reopen:
         """Load it."""
         from nsd.targets.load import load_target
 
-        return load_target(self.model, dtype=self.dtype, device=self.device)
+        return load_target(self.model, dtype=self.dtype, device=self.device, engine="transformers")
 
 
 _job: tuple[Writer, ShardPlan, PromptSource] | None = None

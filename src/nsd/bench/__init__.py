@@ -1,0 +1,1 @@
+"""The paper's evaluation as one command: tasks, scoring, arms, metrics, runs and reports."""
