@@ -26,7 +26,7 @@ from nsd.verification import Accounting, DraftLaw
 
 Prompt = str | Sequence[int]
 DEFAULT_MODEL = "smollm2-135m"
-DEFAULT_DRAFTER = "ngram"
+DEFAULT_DRAFTER = "auto"
 
 
 @dataclass(frozen=True, slots=True)

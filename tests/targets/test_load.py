@@ -249,13 +249,13 @@ def test_the_hub_is_not_asked_where_its_name_does_not_resolve(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(load, "getproxies", dict)
     monkeypatch.setattr(socket, "getaddrinfo", nowhere)
-    load._hub_in_reach.cache_clear()
+    load.hub_in_reach.cache_clear()
     assert load._options("nobody/no-such-model", None)["local_files_only"]
     monkeypatch.setattr(load, "getproxies", lambda: {"https": "proxy"})
-    load._hub_in_reach.cache_clear()
+    load.hub_in_reach.cache_clear()
     assert load._options("nobody/no-such-model", "main") == {
         "trust_remote_code": False,
         "local_files_only": False,
         "revision": "main",
     }
-    load._hub_in_reach.cache_clear()
+    load.hub_in_reach.cache_clear()

@@ -17,7 +17,7 @@ from nsd.train.chat import frame
 from nsd.train.corpus import Corpus, Shard, draft_vocabulary
 from nsd.train.evaluate import chain_mask, edges
 from nsd.train.guard import Guard, read_excluded, words
-from nsd.train.losses import HeadLoss, Mix, target_law
+from nsd.train.losses import Mix, head_loss, target_law
 from nsd.train.prompts import built_in_held_out, fill, read_prompts, set_aside
 from nsd.train.schedule import SHARES, Schedule, order, stages, stages_of
 from nsd.train.stepper import LeanStepper, SessionStepper, stepper
@@ -110,7 +110,7 @@ def test_steppers_give_the_states_of_the_target(kind):
         parts.append(states.unsqueeze(0))
     mine = torch.cat(parts)
     for b in range(3):
-        session, scores = target.open([tokens[:, b].tolist()], 1, (*taps, FINAL_NORM))
+        _, scores = target.open([tokens[:, b].tolist()], 1, (*taps, FINAL_NORM))
         assert (mine[:, b] - scores.taps).abs().max() < 1e-4
         assert (logits[b] - scores.logits[0]).abs().max() < 1e-4
 
@@ -183,15 +183,15 @@ def test_losses_and_gradients_equal_autograds(mix):
     head = torch.randn(50, 16, generator=generator, dtype=torch.float64)
     p = torch.softmax(torch.randn(400, 50, generator=generator) * 2, -1) * 0.95
     index, cold = torch.randperm(400, generator=generator)[:300], torch.rand(300, generator=generator) + 0.5
-    loss, kept = HeadLoss.apply(states, gain, head, p, index, cold, mix)
+    loss, kept = head_loss(states, gain, head, p, index, cold, mix)
     mine = torch.autograd.grad(loss, [states, gain])
     z = (states @ head.T) * (gain.exp() * cold[:, None])
     least = torch.minimum(p[index], torch.softmax(z, -1)).sum(-1)
     plain = mix.total_variation * (1 - least).mean()
     plain = plain - mix.cross_entropy * (p[index] * z.log_softmax(-1)).sum(-1).mean()
     wanted = torch.autograd.grad(plain, [states, gain])
-    assert float(loss) == pytest.approx(float(plain), rel=1e-5)
-    assert float(kept) == pytest.approx(float(least.mean()), rel=1e-5)
+    assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
+    assert kept == pytest.approx(least.mean().item(), rel=1e-5)
     for a, b in zip(mine, wanted, strict=True):
         assert (a - b).abs().max() < 1e-6
 

@@ -23,7 +23,7 @@ def trained(tmp_path_factory):
         for name in net.names:
             net[name].add_(torch.randn(net[name].shape, generator=generator) * 0.1)
     ids = torch.arange(20, 120)
-    export(net, Origin(ids, target.vocab, ends(target, ids).head, taps, target.name), folder)
+    export(net, Origin(ids, target.vocab, ends(target, ids).head, taps, target.context, target.name), folder)
     return target, net, ids, folder
 
 
@@ -91,7 +91,7 @@ def test_export_and_import_give_the_weights_back(trained):
 
 
 def test_packed_rows_are_within_half_a_step(trained):
-    target, net, _, folder = trained
+    target, _, _, folder = trained
     exact = load_drafter(folder / "float32", target).net
     packed = load_drafter(folder / "int8", target).net
     assert (packed.head.weight - exact.head.weight).abs().max() <= 1e-6

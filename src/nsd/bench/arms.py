@@ -73,7 +73,9 @@ def arms_of(
     """
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown or not kinds:
-        raise ConfigError(f"got arms {', '.join(kinds) or 'none'}, wanted some of {', '.join(KINDS)}; try --arms ar,sd,nsd")
+        raise ConfigError(
+            f"got arms {', '.join(kinds) or 'none'}, wanted some of {', '.join(KINDS)}; try --arms ar,sd,nsd"
+        )
     if ks and blocks:
         raise ConfigError("got -k and --block-length, wanted one of them; drop --block-length")
     wanted = [proposals(k, None) for k in ks] or [proposals(None, b) for b in blocks] or [proposals(None, None)]
@@ -86,7 +88,7 @@ def arms_of(
             found.append(Arm(f"match-k{k}", "match", k, unit(k), {"rule": "sample-and-match"}))
         if "nsd" in kinds:
             found += [_relaxed(rule, theta, k, unit(k)) for theta in thetas or (None,)]
-    return tuple(dict.fromkeys(found)) if len({a.name for a in found}) == len(found) else _twice(found)
+    return tuple(found) if len({a.name for a in found}) == len(found) else _twice(found)
 
 
 def _relaxed(rule: Mapping[str, Any], theta: float | None, k: int, block: int) -> Arm:
@@ -98,7 +100,9 @@ def _relaxed(rule: Mapping[str, Any], theta: float | None, k: int, block: int) -
 def _twice(found: Sequence[Arm]) -> tuple[Arm, ...]:
     names = [arm.name for arm in found]
     double = next(name for name in names if names.count(name) > 1)
-    raise ConfigError(f"arm {double} is there twice, wanted each once; give every --theta once, and no --rule sd beside arm sd")
+    raise ConfigError(
+        f"arm {double} is there twice, wanted each once; give every --theta once, and no --rule sd beside arm sd"
+    )
 
 
 def baseline(arm: Arm, arms: Sequence[Arm], kind: str = "sd") -> Arm | None:

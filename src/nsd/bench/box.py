@@ -1,10 +1,11 @@
 """The inside of the sandbox: a launcher that gives up rights, then becomes the program it was asked to run.
 
-Started by `nsd.bench.sandbox` as `python -I -S box.py SPEC`, so it imports the standard library alone. Three processes: the
-launcher (leader of the process group, in the old namespaces), the first process of the new process namespace (whose end makes
-the kernel kill every other process in it, whatever session or group they moved to), and the program itself, which is the only
-one that drops to the unprivileged user, takes the limits and sees the given streams. What was and what was not possible is
-written to a status pipe as one JSON line; how the program ended as a second.
+Started by `nsd.bench.sandbox` as `python -I -S box.py SPEC`, so it imports the standard library alone. Three
+processes: the launcher (leader of the process group, in the old namespaces), the first process of the new process
+namespace (whose end makes the kernel kill every other process in it, whatever session or group they moved to), and
+the program itself, which is the only one that drops to the unprivileged user, takes the limits and sees the given
+streams. What was and what was not possible is written to a status pipe as one JSON line; how the program ended as a
+second.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def unshare(flags: int) -> bool:
     """Whether the kernel gave new namespaces of these kinds."""
-    return libc.unshare(flags) == 0
+    return bool(libc.unshare(flags) == 0)
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> bool:
     """Whether the mount was made."""
-    return libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()) == 0
+    texts = source.encode(), target.encode(), kind.encode()
+    return bool(libc.mount(*texts, ctypes.c_ulong(flags), data.encode()) == 0)
 
 
 def mount_read_only(path: str, *, on: bool, deep: bool) -> bool:
@@ -64,7 +66,8 @@ def close_files(spec: dict[str, Any]) -> bool:
     if not mount("none", "/", "none", MS_REC | MS_PRIVATE):
         return False
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV)  # hides other processes; refused in some containers
-    mount(*spec["prefix"], "none", MS_BIND)  # Python at a place that any user can reach, should its own be private
+    there, here = spec["prefix"]
+    mount(there, here, "none", MS_BIND)  # Python at a place that any user can reach, should its own be private
     if not mount("tmpfs", box, "tmpfs", MS_NOSUID | MS_NODEV, f"size={size},mode=700,uid={uid},gid={gid}"):
         return False
     return mount_read_only("/", on=True, deep=True) and mount_read_only(box, on=False, deep=False)
@@ -136,7 +139,9 @@ def main() -> None:
     status = spec["status"]
     os.set_inheritable(status, False)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    got = new_namespaces(spec["uid"], spec["gid"]) if spec["namespaces"] else dict.fromkeys(("network", "pids", "mounts"), False)
+    got = dict.fromkeys(("network", "pids", "mounts"), False)
+    if spec["namespaces"]:
+        got = new_namespaces(spec["uid"], spec["gid"])
     child = os.fork()
     if child == 0:
         first_process(spec, status, got)

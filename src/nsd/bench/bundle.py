@@ -32,6 +32,8 @@ VERSION = 1
 PARTIAL = ".partial"
 MANIFEST, RECORDS, DAMAGED = "manifest.json", "records.jsonl", "damaged.jsonl"
 _CRC = ',"crc":"'
+_PARTS = ("shard", "seeds", "seed", "limit", "problems")
+"""Of a configuration, what may differ between parts of one evaluation."""
 
 
 class BenchError(NSDError):
@@ -85,12 +87,16 @@ class RunWriter:
         try:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BenchError(f"{root} cannot be made ({error.strerror}), wanted a folder for runs; try --runs FOLDER") from None
+            raise BenchError(
+                f"{root} cannot be made ({error.strerror}), wanted a folder for runs; try --runs FOLDER"
+            ) from None
         self._lock = FileLock(root / f".{name}.lock")
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise BenchError(f"another process writes run {name}, wanted one; wait for it or choose another --name") from None
+            raise BenchError(
+                f"another process writes run {name}, wanted one; wait for it or choose another --name"
+            ) from None
         try:
             self.manifest = self._open_manifest(dict(config), dict(session))
             self.done = self._open_records(repair)
@@ -100,7 +106,9 @@ class RunWriter:
 
     def _open_manifest(self, config: dict[str, Any], session: dict[str, Any]) -> dict[str, Any]:
         if self.final.exists():
-            raise BenchError(f"run {self.name} is complete and never changes, wanted a new name; try --name {self.name}-2")
+            raise BenchError(
+                f"run {self.name} is complete and never changes, wanted a new name; try --name {self.name}-2"
+            )
         path = self.folder / MANIFEST
         if not path.exists():
             # Nothing was recorded before the manifest was, so a folder without one holds nothing to lose.
@@ -147,7 +155,9 @@ class RunWriter:
         """Put one record on the disk; on return it is there. Raises BenchError for a key that is there already."""
         key = Key.of(record)
         if key in self.done:
-            raise BenchError(f"{'/'.join(map(str, key))} is recorded already, wanted every answer once; nsd bench --resume {self.name}")
+            raise BenchError(
+                f"{'/'.join(map(str, key))} is recorded already, wanted every answer once; nsd bench --resume {self.name}"
+            )
         line = seal(record)
         rest = memoryview(line)
         try:
@@ -242,7 +252,9 @@ def _parse(data: bytes, path: Path, tolerate: bool) -> tuple[list[dict[str, Any]
                 "restore the file, or nsd bench --resume RUN --repair to set the line aside and decode its prompt again"
             )
         if Key.of(record) in seen:
-            raise BenchError(f"{path} line {number} repeats {'/'.join(map(str, Key.of(record)))}, wanted every answer once; restore the file")
+            raise BenchError(
+                f"{path} line {number} repeats {'/'.join(map(str, Key.of(record)))}, wanted every answer once; restore the file"
+            )
         seen.add(Key.of(record))
         records.append(record)
     return records, damaged
@@ -263,12 +275,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BenchError(f"{path} cannot be read ({error.strerror}), wanted a run of nsd bench; nsd report FOLDER") from None
+        raise BenchError(
+            f"{path} cannot be read ({error.strerror}), wanted a run of nsd bench; nsd report FOLDER"
+        ) from None
     except ValueError:
         raise BenchError(f"{path} is not JSON, wanted the manifest of a run; restore it") from None
     got = (manifest.get("format"), manifest.get("version"))
     if got != (FORMAT, VERSION):
-        raise BenchError(f"{path} has format and version {got}, wanted {(FORMAT, VERSION)}; read it with the release that wrote it")
+        raise BenchError(
+            f"{path} has format and version {got}, wanted {(FORMAT, VERSION)}; read it with the release that wrote it"
+        )
     return manifest
 
 
@@ -316,14 +332,17 @@ def shards(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
     """Runs that are parts of one evaluation, grouped: alike in everything but shard, seeds and limit."""
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:
-        config = {k: v for k, v in run.manifest["config"].items() if k not in ("shard", "seeds", "limit", "problems")}
+        config = {k: v for k, v in run.manifest["config"].items() if k not in _PARTS}
+        config["request"] = {k: v for k, v in config.get("request", {}).items() if k not in _PARTS}
         groups.setdefault(json.dumps(config, sort_keys=True), []).append(run)
     return list(groups.values())
 
 
 def _check_name(name: str) -> None:
     if not name or name != Path(name).name or name.startswith(".") or name.endswith(PARTIAL):
-        raise BenchError(f"run name {name!r} is no plain folder name, wanted letters, digits, - and _; try --name first-run")
+        raise BenchError(
+            f"run name {name!r} is no plain folder name, wanted letters, digits, - and _; try --name first-run"
+        )
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -125,6 +125,7 @@ def hash_of(name: str, model: Any) -> dict[str, str]:
     Files on a hub are known by the revision that lies in its cache.
     """
     from nsd.drafters import shipped
+    from nsd.drafters.load import DRAFTERS
     from nsd.targets import smollm2
 
     if name == smollm2.NAME:
@@ -133,6 +134,8 @@ def hash_of(name: str, model: Any) -> dict[str, str]:
         return {"SHA256": (shipped.FOLDER / "SHA256").read_text(encoding="utf-8").split()[0]}
     if hasattr(model, "table"):
         return {"table": hashlib.sha256(model.table.cpu().numpy().tobytes()).hexdigest()}
+    if name in DRAFTERS:
+        return {"reason": f"{name} has no files of its own"}
     folder = Path(name).expanduser()
     if not folder.is_dir():
         return {"reason": f"{name} is no local folder"}

@@ -1,11 +1,13 @@
 """Read an answer out of text and judge it: numbers, mathematics, code.
 
-Each rule says where it looked, so that a score can be explained: `boxed` (the last \\boxed with balanced braces and something
-inside), `marked` (after the last "####" or "answer is"), `dollars` (the last formula between dollar signs), `last number`.
-Numbers are compared exactly, as fractions; mathematics first as normalised text, then as numbers, then by math-verify.
+Each rule says where it looked, so that a score can be explained: `boxed` (the last \\boxed with balanced braces and
+something inside), `marked` (after the last "####" or "answer is"), `dollars` (the last formula between dollar signs),
+`last number`. Numbers are compared exactly, as fractions; mathematics first as normalised text, then as numbers, then
+by math-verify.
 
-Source: the order boxed, then last number is that of lm-evaluation-harness (gsm8k, filters strict and flexible; minerva_math);
-the normalisation follows what openai/prm800k grading/math_normalize.py takes away; both in our own words.
+Source: the order boxed, then last number is that of lm-evaluation-harness (gsm8k, filters strict and flexible;
+minerva_math); the normalisation follows what openai/prm800k grading/math_normalize.py takes away; both in our own
+words.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ from fractions import Fraction
 from nsd.bench.judge import JUDGE
 from nsd.bench.task import Score
 
-NUMBER = re.compile(r"[-+]?(?:\d+(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d)\.(?!\d)|(?<=\d))(?:[eE][-+]?\d+)?")
+NUMBER = re.compile(r"(?:[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|[-+]?\.\d+)(?:[eE][-+]?\d+)?")
 FRACTION = re.compile(rf"({NUMBER.pattern})\s*/\s*({NUMBER.pattern})")
 MARK = re.compile(r"####|(?:final\s+)?answer\s*(?:is|:|=)+\**", re.IGNORECASE)
-SPACES = re.compile(r"\\[,;:! ]|~|\\quad\b|\\qquad\b|[\u00a0\u2009\u202f]")
+SPACES = re.compile(r"(?<!\\)\\[,;: ]|~|\\quad\b|\\qquad\b|[\u00a0\u2009\u202f]")
 LONGEST = 2000  # characters of an answer; what is longer is no answer
 
 
@@ -56,6 +58,7 @@ def plain(text: str) -> str:
     """The same answer without what carries no meaning: sizes, spaces, currency, units in words, a trailing dot."""
     text = text.strip().strip("$").strip()
     text = text.replace("\u2212", "-").replace("\\$", "").replace("\\%", "%").replace("{,}", ",")
+    text = re.sub(r"(?<!\\)\\!\s*", "", text)
     text = SPACES.sub(" ", text)
     text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\displaystyle|\\boldsymbol|\\bm\b", "", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", text)
@@ -68,10 +71,10 @@ def plain(text: str) -> str:
 
 
 def number(text: str) -> Fraction | None:
-    """The one number that this short text is, units and signs of currency beside it; None if it holds none or several."""
+    """The one number that this short text is, units beside it or not; None if it holds none or several."""
     text = plain(text).replace("**", "")
     text = text.rsplit("=", 1)[-1].strip() if "=" in text else text
-    text = re.sub(r"(?<![\d.])(\d{1,3})((?: \d{3})+)(?![\d,.]*\d)", lambda m: m.group(1) + m.group(2).replace(" ", ""), text)
+    text = re.sub(r"(?<![\d.])\d{1,3}(?: \d{3})+(?![\d,.]*\d)", lambda m: m.group().replace(" ", ""), text)
     text = re.sub(r"(-?)\s*(\d+)?\s*\\frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}", _fraction, text)
     text = re.sub(r"(?<![\d/.])(-?)(\d+)\s+(\d+)/(\d+)(?![\d/])", lambda m: _mixed(*m.groups()), text)
     text = re.sub(r"^([-+]?)\s*[$\u20ac\u00a3]\s*(?=[-+.\d])", r"\1", text)
@@ -98,8 +101,8 @@ def _mixed(sign: str, whole: str, top: str, bottom: str) -> str:
 
 
 def _value(digits: str) -> Fraction:
-    digits = digits.replace(",", "").rstrip(".")
-    mantissa, _, power = digits.lower().partition("e")
+    digits = digits.replace(",", "")
+    power = digits.lower().partition("e")[2]
     if power and abs(int(power)) > 400:
         return Fraction(0) if power.startswith("-") else Fraction(10) ** 400
     return Fraction(digits)
@@ -108,7 +111,7 @@ def _value(digits: str) -> Fraction:
 def last_number(text: str) -> str | None:
     """The last number in running text, as written; a fraction a/b counts as one."""
     text = SPACES.sub("", text.replace("\u2212", "-").replace("\\$", "").replace("$", "").replace("{,}", ","))
-    found = [m for m in re.finditer(rf"{FRACTION.pattern}|{NUMBER.pattern}", text) if m.group()]
+    found = list(re.finditer(rf"{FRACTION.pattern}|{NUMBER.pattern}", text))
     if not found:
         return None
     last = found[-1]

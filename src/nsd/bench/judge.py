@@ -1,8 +1,9 @@
 """Whether two mathematical answers mean the same, decided by math-verify in a process of its own.
 
-An answer may be `9^{9^{9}}`: sympy then computes for hours inside one call that no exception can reach. So the library runs in a
-worker that limits its own memory, and that the kernel ends with SIGALRM when one comparison takes too long; the next question
-starts a new worker. One worker serves a whole run (sympy takes a second to load) and any thread.
+An answer may be `9^{9^{9}}`: sympy then computes for hours inside one call that no exception can reach. So the
+library runs in a worker that limits its own memory, and that the kernel ends with SIGALRM when one comparison takes
+too long; the next question starts a new worker. One worker serves a whole run (sympy takes a second to load) and any
+thread.
 
 Source: huggingface/Math-Verify, parse and verify with its own time limits off.
 """
@@ -76,7 +77,7 @@ class Judge:
         require_math_verify()
         pipe = subprocess.PIPE
         self._worker = subprocess.Popen(
-            [sys.executable, "-c", self._code], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, encoding="utf-8"
+            [sys.executable, "-c", self._code], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, encoding="utf-8"
         )
         return self._worker
 

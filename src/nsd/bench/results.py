@@ -159,7 +159,10 @@ class Cells:
         """Plain values."""
         return {
             "cells": self.count,
-            "mean_improvement_percent": {"ar": estimate(self.over_ar).as_json(), "sd": estimate(self.over_sd).as_json()},
+            "mean_improvement_percent": {
+                "ar": estimate(self.over_ar).as_json(),
+                "sd": estimate(self.over_sd).as_json(),
+            },
             "max_improvement_percent": {"ar": self.max_over_ar, "sd": self.max_over_sd},
             "nsd_fastest": self.fastest,
             "score_against_sd": {"up": self.up, "tied": self.tied, "down": self.down},
@@ -206,7 +209,9 @@ def _model(runs: Sequence[StoredRun]) -> Model:
     for run in runs:
         for record in run.records:
             if Key.of(record) in by_key:
-                raise BenchError(f"{'/'.join(map(str, Key.of(record)))} is in two of the runs, wanted parts that do not overlap; name one of them")
+                raise BenchError(
+                    f"{'/'.join(map(str, Key.of(record)))} is in two of the runs, wanted parts that do not overlap; name one of them"
+                )
             by_key[Key.of(record)] = record
     tasks, left_out = {}, 0
     for number, task in enumerate(config["tasks"]):
@@ -216,7 +221,9 @@ def _model(runs: Sequence[StoredRun]) -> Model:
         if shared:
             tasks[task] = {a.name: _Sums(number, [by_key[Key(a.name, task, *at)] for at in shared]) for a in arms}
     if not tasks:
-        raise BenchError(f"run {runs[0].name} has no prompt that all arms answered, wanted at least one; nsd bench --resume {runs[0].name}")
+        raise BenchError(
+            f"run {runs[0].name} has no prompt that all arms answered, wanted at least one; nsd bench --resume {runs[0].name}"
+        )
     rows = {(arm.name, task): _row(arm, task, sums, arms) for task, sums in tasks.items() for arm in arms}
     rows |= {(arm.name, OVERALL): _overall(arm, [rows[arm.name, task] for task in tasks]) for arm in arms}
     engine = config["engine"]
@@ -252,7 +259,9 @@ class _Sums:
         )
 
     def tau(self) -> Totals:
-        return self.totals(lambda _, c: c.stats.accepted + c.stats.recovered + c.stats.bonus, lambda _, c: c.stats.blocks)
+        return self.totals(
+            lambda _, c: c.stats.accepted + c.stats.recovered + c.stats.bonus, lambda _, c: c.stats.blocks
+        )
 
     def passes(self) -> dict[int, float]:
         """Unbiased pass@k, the mean over problems, for every k that all problems have answers for."""
@@ -339,7 +348,7 @@ def _average(spreads: Sequence[Spread | None]) -> Spread | None:
 
 def _cells(models: Sequence[Model]) -> Cells:
     rows = [m.row(m.nsd, task) for m in models if m.nsd is not None for task in m.tasks]
-    rows = [row for row in rows if {"ar", "sd"} <= row.over.keys()]
+    rows = [r for r in rows if {"ar", "sd"} <= r.over.keys() and all(o.prefill_in is not None for o in r.over.values())]
     gains = {kind: [r.over[kind].prefill_in for r in rows] for kind in ("ar", "sd")}
     percent = {kind: [st.shifted(s, 100, -100) for s in found if s is not None] for kind, found in gains.items()}
     scores = [row.quality["sd"].difference for row in rows]

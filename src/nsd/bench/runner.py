@@ -63,7 +63,9 @@ class Plan:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"seeds are {list(self.seeds)}, wanted at least one and each once; try --seeds 5")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}, wanted an integer >= 1; try --max-new-tokens 256")
+            raise ConfigError(
+                f"max_new_tokens is {self.max_new_tokens}, wanted an integer >= 1; try --max-new-tokens 256"
+            )
 
     def turns(self) -> Iterator[Turn]:
         """All prompts in order: seed by seed, and within a seed the tasks one after the other."""
@@ -202,7 +204,9 @@ def session_facts(command: Sequence[str]) -> dict[str, Any]:
 
     from nsd.trace.record import surroundings
 
-    cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    cards = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
     hardware = {
         "cpu": _cpu(),
         "cores": os.cpu_count(),

@@ -1,20 +1,23 @@
 """Run a program that a language model wrote, with as few rights as the machine allows, and say which.
 
-What it promises, each with a test that attacks it: an own process group and, where namespaces exist, an own process namespace,
-all of it killed at the wall-clock limit, also if it ignores SIGTERM or moved to another session; limits on CPU seconds, memory
-of one process, number of processes, size of a file, open files, bytes in its folder and bytes printed; an empty environment;
-an unprivileged user of its own when started as root; no network where a network namespace can be made; nothing to write to
-but its folder where a mount namespace can be made (else what its user may write to: with a user of its own, the folders open
-to everybody); the folder removed afterwards. What could not be had is named once by a `SandboxWarning` and in every `Outcome`.
+What it promises, each with a test that attacks it: an own process group and, where namespaces exist, an own process
+namespace, all of it killed at the wall-clock limit, also if it ignores SIGTERM or moved to another session; limits on
+CPU seconds, memory of one process, number of processes, size of a file, open files, bytes in its folder and bytes
+printed; an empty environment; an unprivileged user of its own when started as root; no network where a network
+namespace can be made; nothing to write to but its folder where a mount namespace can be made (else what its user may
+write to: with a user of its own, the folders open to everybody); the folder removed afterwards. What could not be had
+is named once by a `SandboxWarning` and in every `Outcome`.
 
 What it does not protect from:
 - errors of the kernel, of Python, of the container: there is no system-call filter and no virtual machine;
-- reading: files that any user may read can be read, the clock and the names of the machine too (but not sent anywhere);
-- a program that looks for the tests it is judged by: they lie beside it in the same process, and it may answer them alone;
+- reading: files that any user may read can be read, the clock and the names of the machine too (but not sent
+  anywhere);
+- a program that looks for the tests it is judged by: they lie beside it in the same process, and it may answer them
+  alone;
 - load: it shares the processors and the memory bus, and `processes` times `memory` may exceed what the machine has;
 - without namespaces: the network, processes that leave the group (a user of its own is still swept at the end);
 - started as an ordinary user without namespaces: everything else that this user runs or owns, its parent included.
-For programs from someone who means harm use a virtual machine; this is for programs that are merely wrong.
+  For programs from someone who means harm use a virtual machine; this is for programs that are merely wrong.
 """
 
 from __future__ import annotations
@@ -99,7 +102,7 @@ class Outcome:
 
 
 def run(program: str, stdin: str = "", limits: Limits | None = None, *, namespaces: bool = True) -> Outcome:
-    """Run one Python program to its end or to its limits. `namespaces=False` does without them, for tests of the rest."""
+    """Run one Python program to its end or to its limits; `namespaces=False` shows what holds without them."""
     _ready()
     return _run(program, stdin, limits or Limits(), namespaces)
 
@@ -174,12 +177,11 @@ def _sweep(uid: int) -> None:
         time.sleep(0.01)
 
 
-def _launch(
-    source: Path, given: Path, box: Path, user: tuple[int, int], limits: Limits, namespaces: bool
-) -> Outcome:
+def _launch(source: Path, given: Path, box: Path, user: tuple[int, int], limits: Limits, namespaces: bool) -> Outcome:
     read, write = os.pipe()
     spec = {
-        "status": write, "program": str(source), "box": str(box), "uid": user[0], "gid": user[1], "namespaces": namespaces,
+        "status": write, "program": str(source), "box": str(box), "uid": user[0], "gid": user[1],
+        "namespaces": namespaces,
         "prefix": [sys.base_prefix, str(box.with_name("python"))], "pythons": _pythons(box.with_name("python")),
         "limits": {**{k: v for k, v in asdict(limits).items() if k != "wall_s"}, "cpu": limits.cpu_s},
     }  # fmt: skip
@@ -202,8 +204,10 @@ def _launch(
         facts = _facts(status)
     if "refused" in facts or "network" not in facts:
         why = facts.get("refused") or bytes(watch.streams["stderr"]).decode(errors="replace")[-200:].strip()
-        raise SandboxError(f"the sandbox could not start a program ({why or 'no reason given'}), wanted {sys.executable} to run; "
-                           "make Python and the temporary folder readable for other users (TMPDIR, chmod o+rx)")  # fmt: skip
+        raise SandboxError(
+            f"the sandbox could not start a program ({why or 'no reason given'}), wanted {sys.executable} to run; "
+            "make Python and the temporary folder (TMPDIR) readable for other users"
+        )
     own = os.geteuid() == 0
     got = Isolation(bool(facts["network"]), bool(facts["pids"]), bool(facts["files"]), own)
     if namespaces:
@@ -272,7 +276,7 @@ def _kill_group(process: subprocess.Popen[bytes], uid: int) -> None:
 
 
 def _facts(status: IO[bytes]) -> dict[str, Any]:
-    """All lines of the status pipe, later ones added to earlier ones; a left-over holder of the pipe does not block this."""
+    """All lines of the status pipe in one; a process that still holds the other end does not block this."""
     os.set_blocking(status.fileno(), False)
     facts: dict[str, Any] = {}
     for line in (status.read() or b"").splitlines():
@@ -281,7 +285,7 @@ def _facts(status: IO[bytes]) -> dict[str, Any]:
 
 
 def _pythons(bound: Path) -> list[str]:
-    """Where Python may be reached: as started, outside its virtual environment, where it is mounted to, the system's own."""
+    """Where to look for Python: as started, outside its environment, where it is mounted to, the system's own."""
     base = Path(sys.executable).resolve()
     inside = bound / base.relative_to(sys.base_prefix) if base.is_relative_to(sys.base_prefix) else base
     return [sys.executable, str(base), str(inside), "/usr/bin/python3"]

@@ -46,8 +46,9 @@ class Totals:
     below: Array
 
     def resampled(self, picks: npt.NDArray[np.int64]) -> Array:
-        """The fraction of totals in each resample: picks [R, n] -> [R]."""
-        found: Array = self.above[picks].sum(1) / self.below[picks].sum(1)
+        """The fraction of totals in each resample, NaN where nothing was counted: picks [R, n] -> [R]."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found: Array = self.above[picks].sum(1) / self.below[picks].sum(1)
         return found
 
     @property
@@ -68,7 +69,7 @@ class Spread:
         """The value with the 2.5% and 97.5% quantiles of its resamples."""
         if self.n < FEWEST:
             return Estimate(self.value, None, None, self.n, f"an interval needs {FEWEST} problems, here are {self.n}")
-        low, high = np.quantile(self.samples, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+        low, high = np.nanquantile(self.samples, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
         return Estimate(self.value, float(low), float(high), self.n)
 
 
@@ -87,7 +88,9 @@ def fraction(totals: Totals, stratum: int = 0) -> Spread:
 def ratio(fast: Totals, slow: Totals, stratum: int = 0) -> Spread:
     """Ratio of totals of two arms on the same problems: [sum a / sum s] / [sum a' / sum s']."""
     picks = picks_of(len(fast.above), stratum)
-    return Spread(fast.fraction / slow.fraction, fast.resampled(picks) / slow.resampled(picks), len(fast.above))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        samples = fast.resampled(picks) / slow.resampled(picks)
+    return Spread(fast.fraction / slow.fraction, np.where(np.isfinite(samples), samples, np.nan), len(fast.above))
 
 
 def difference(one: Totals, other: Totals, stratum: int = 0) -> Spread:

@@ -1,8 +1,8 @@
 """What a benchmark task is: problems with a prompt and a reference, and a score for one answer.
 
-A task is found by name (`find_task`), loads its problems from local JSONL or from a pinned revision of a public data set, and
-scores text. It knows nothing of decoding; the loop that decodes knows nothing of prompts. All values are plain JSON, so a
-problem can be written into a manifest as it stands.
+A task is found by name (`find_task`), loads its problems from local JSONL or from a pinned revision of a public data
+set, and scores text. It knows nothing of decoding; the loop that decodes knows nothing of prompts. All values are
+plain JSON, so a problem can be written into a manifest as it stands.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TaskDataError(NSDError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One question: `prompt` is a user turn of a chat if `chat`, else text to continue; `reference` is what `score` needs."""
+    """One question: `prompt` is a user turn if `chat`, else text to continue; `reference` is what `score` needs."""
 
     id: str
     prompt: str
@@ -38,7 +38,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Score:
-    """The judgement of one answer: what was read out of the text (None if nothing was found) and why it counts or not."""
+    """The judgement of one answer: what was read out of the text (None if nothing) and why it counts or not."""
 
     correct: bool
     extracted: str | None
@@ -53,12 +53,15 @@ class HubSource:
     config: str | None
     split: str
     revision: str  # full git hash, so that a run can be repeated
+    file: str | None = (
+        None  # one JSONL file of it, for sets whose own loader is a script (the library no longer runs those)
+    )
 
 
 class Task(ABC):
-    """Problems and their scoring under one name; subclasses state the source of the prompt and of the extraction rule."""
+    """Problems and their scoring under one name; a subclass states the source of its prompt and of its rule."""
 
-    name: ClassVar[str]
+    name: str
     title: ClassVar[str]
     metric: ClassVar[str]  # "accuracy" or "pass@1"
     size: ClassVar[int]  # rows of the whole set; a whole file of another size is refused
@@ -84,10 +87,17 @@ class Task(ABC):
         """Whether a row belongs to the evaluated split; files may hold others beside it."""
         return True
 
+    def ready(self) -> None:  # noqa: B027 - most tasks need nothing
+        """Raise now what scoring would raise later (a missing library, no sandbox), before anything is decoded."""
+
+    def check_limit(self, limit: int | None) -> None:
+        """Refuse a limit that leaves no problem."""
+        if limit is not None and limit < 1:
+            raise ConfigError(f"got limit {limit}, wanted at least 1 problem; leave it out to take all of {self.name}")
+
     def load(self, data_dir: Path | None = None, limit: int | None = None) -> list[Problem]:
         """The first `limit` problems (all if None), from `data_dir` if given, else from the pinned public revision."""
-        if limit is not None and limit < 1:
-            raise ConfigError(f"got limit {limit}, wanted at least 1 problem; leave it out to take all {self.size}")
+        self.check_limit(limit)
         rows = self._local(data_dir) if data_dir is not None else self._hub()
         kept = [(where, row) for where, row in rows if self.keep(row)]
         if self.size and len(kept) != self.size and not self._sample(data_dir):
@@ -130,7 +140,9 @@ class Task(ABC):
                     f"{path} line {number} is not JSON ({error}), wanted one object a line; fetch the file again"
                 ) from error
             if not isinstance(row, dict):
-                raise TaskDataError(f"{path} line {number} holds {type(row).__name__}, wanted a JSON object; fetch it again")
+                raise TaskDataError(
+                    f"{path} line {number} holds {type(row).__name__}, wanted a JSON object; fetch it again"
+                )
             rows.append((f"{path} line {number}", row))
         return rows
 
@@ -149,11 +161,15 @@ class Task(ABC):
             ) from error
         hub = self.hub
         try:
-            rows = datasets.load_dataset(hub.path, hub.config, split=hub.split, revision=hub.revision)
+            if hub.file is not None:
+                address = f"hf://datasets/{hub.path}@{hub.revision}/{hub.file}"
+                rows = datasets.load_dataset("json", data_files=address, split=hub.split)
+            else:
+                rows = datasets.load_dataset(hub.path, hub.config, split=hub.split, revision=hub.revision)
         except Exception as error:  # the library raises a dozen kinds, all meaning that no data came
             raise TaskDataError(
-                f"could not fetch {hub.path} at {hub.revision[:12]} ({type(error).__name__}: {str(error)[:120]}), wanted its "
-                f"{hub.split} split; type --data-dir FOLDER with {' or '.join(self.files)}"
+                f"could not fetch {hub.path} at {hub.revision[:12]} ({type(error).__name__}: {str(error)[:120]}), "
+                f"wanted its {hub.split} split; type --data-dir FOLDER with {' or '.join(self.files)}"
             ) from error
         return [(f"{hub.path} row {number}", dict(row)) for number, row in enumerate(rows)]
 
@@ -175,7 +191,8 @@ class Task(ABC):
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "gsm8k": ("nsd.bench.tasks.gsm8k:Gsm8k", {}),
     "math500": ("nsd.bench.tasks.math500:Math500", {}),
-    "humaneval": ("nsd.bench.tasks.humaneval:HumanEval", {}),
+    "humaneval": ("nsd.bench.tasks.humaneval:HumanEval", {"chat": True}),
+    "humaneval-completion": ("nsd.bench.tasks.humaneval:HumanEval", {"chat": False}),
     "mbpp": ("nsd.bench.tasks.mbpp:Mbpp", {"show_tests": True}),
     "mbpp-bare": ("nsd.bench.tasks.mbpp:Mbpp", {"show_tests": False}),
     "aime25": ("nsd.bench.tasks.aime25:Aime25", {}),

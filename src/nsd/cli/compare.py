@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def compare(
     prompt: o.Prompt = None,
     model: o.Model = "smollm2-135m",
-    drafter: o.DrafterName = "ngram",
+    drafter: o.DrafterName = "auto",
     draft: o.DraftOptions = None,
     rule: o.RuleName = "nsd",
     theta: o.Theta = None,

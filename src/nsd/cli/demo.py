@@ -16,7 +16,7 @@ _TEMPERATURE = 0.7
 def demo(
     prompt: Annotated[str, typer.Argument(help="What the model is asked.")] = _PROMPT,
     model: o.Model = "smollm2-135m",
-    drafter: o.DrafterName = "ngram",
+    drafter: o.DrafterName = "auto",
     theta: o.Theta = 0.95,
     k: o.K = None,
     temperature: o.Temperature = _TEMPERATURE,

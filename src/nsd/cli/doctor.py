@@ -10,7 +10,7 @@ from nsd.cli.console import emit_json, out
 
 def doctor(
     model: o.Model = "smollm2-135m",
-    drafter: o.DrafterName = "ngram",
+    drafter: o.DrafterName = "auto",
     k: o.K = None,
     dtype: o.Dtype = "auto",
     engine: o.Engine = "auto",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def generate(
     prompt: o.Prompt = None,
     model: o.Model = "smollm2-135m",
-    drafter: o.DrafterName = "ngram",
+    drafter: o.DrafterName = "auto",
     draft: o.DraftOptions = None,
     rule: o.RuleName = "nsd",
     theta: o.Theta = None,

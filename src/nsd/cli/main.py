@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nsd import __version__
-from nsd.cli import compare, demo, doctor, generate, listing, theory, trace
+from nsd.cli import compare, demo, doctor, generate, listing, theory, trace, train
 from nsd.cli.console import ClosedPipe, talk
 from nsd.errors import NSDError
 
@@ -26,6 +26,7 @@ app.command()(demo.demo)
 app.add_typer(listing.app, name="list", help="What there is: rules, drafters, models.")
 app.command()(doctor.doctor)
 app.add_typer(theory.theory_app, name="theory", help="Exact figures for a step, a sequence, a speed-up.")
+app.command()(train.train)
 app.command()(trace.audit)
 app.command()(trace.view)
 app.command()(trace.analyze)

@@ -15,7 +15,10 @@ _PAIR, _RULE, _LAW, _RUN = "Pair", "Rule", "Sampling", "Run"
 Prompt = Annotated[str | None, typer.Argument(help="The prompt; without one it is read from standard input.")]
 Model = Annotated[str, typer.Option("--model", help="Built-in name, hub name or local folder.", rich_help_panel=_PAIR)]
 DrafterName = Annotated[
-    str, typer.Option("--drafter", help="ngram, layer-skip, none, or a model's name or folder.", rich_help_panel=_PAIR)
+    str,
+    typer.Option(
+        "--drafter", help="auto, ngram, layer-skip, none, or a model's name or folder.", rich_help_panel=_PAIR
+    ),
 ]
 Dtype = Annotated[
     str, typer.Option("--dtype", help="auto, float32, bfloat16, float16, int8 or int4.", rich_help_panel=_PAIR)

@@ -83,14 +83,18 @@ KINDS: list[Kind] = [
 ]
 """Folders by what their config.json says; the first that recognises it wins, so special ones stand first."""
 
+SHIPPED = {"smollm2-135m": "smollm2-eagle3"}
+"""Targets for which a drafter comes with the package."""
+
 FALLBACK = "ngram"
-"""What `auto` means where the target brings no drafter of its own."""
+"""What `auto` means where no drafter was made for the target."""
 
 
 def load_drafter(name: Any, target: Target, **options: Any) -> Drafter:
     """The drafter of this name, folder, hub name or loaded model, for this target; options of None are left out.
 
-    auto takes the folder given as `source`, else whatever the target's own folder holds, else ngram.
+    auto takes the folder given as `source`, else the drafter shipped for the target, else what the target's own folder
+    holds, else ngram.
     """
     given = {key: value for key, value in options.items() if value is not None}
     if not isinstance(name, str | Path):
@@ -124,7 +128,7 @@ def read_config(source: str) -> dict[str, Any]:
     if not Path(source).is_dir():
         if "/" not in source:
             raise _unknown(source)
-        if source.count("/") != 1 or source.startswith((".", "/", "~")):
+        if not _is_hub_name(source):
             raise ModelError(f"there is no folder {source}, wanted one with a config.json; check the path")
         path = _from_hub(source)
     try:
@@ -136,21 +140,31 @@ def read_config(source: str) -> dict[str, Any]:
     return config
 
 
+def _is_hub_name(source: str) -> bool:
+    """owner/name, and no path."""
+    return source.count("/") == 1 and not source.startswith((".", "/", "~"))
+
+
 def _from_hub(source: str) -> Path:
     from transformers.utils.hub import cached_file
 
+    from nsd.targets.load import hub_in_reach
+
     try:
-        return Path(str(cached_file(source, "config.json")))
+        return Path(str(cached_file(source, "config.json", local_files_only=not hub_in_reach())))
     except OSError as problem:
         reason = str(problem).splitlines()[0]
         raise ModelError(f"cannot get {source} from the hub ({reason}); give a local folder instead") from None
 
 
 def _make_auto(target: Target, options: dict[str, Any]) -> Drafter:
-    """The drafter inside the target's own folder, if it has one; else the fallback."""
-    folder = getattr(target, "folder", None) or target.name  # where a hub name was fetched to, if the target says so
-    if (Path(folder) / "config.json").is_file():
-        config = read_config(str(folder))
+    """The drafter shipped for this target, or the one inside the target's own folder; else the fallback."""
+    if target.name in SHIPPED:
+        name = SHIPPED[target.name]
+        return _make(DRAFTERS[name].factory, name, target, **options)
+    folder = str(getattr(target, "folder", None) or target.name)
+    if (Path(folder) / "config.json").is_file() or _is_hub_name(folder):
+        config = read_config(folder)
         for kind in KINDS:
             if kind.in_target and kind.recognise(config):
                 return _make(kind.factory, kind.name, target, target.name, **options)

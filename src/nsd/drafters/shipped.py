@@ -21,7 +21,7 @@ DEFAULT_K = 3
 
 
 def smollm2_eagle3(target: Target, greedy: bool = False, default_k: int = DEFAULT_K) -> ChainDrafter:
-    """Load it for smollm2-135m, or a model of the same shape. Raises ModelError for a damaged file or another target."""
+    """Load it for smollm2-135m, or a model of its shape. Raises ModelError for a damaged file or another target."""
     require_whole()
     drafter = eagle3.load(target, FOLDER, greedy=greedy, default_k=default_k)
     drafter.name = NAME

@@ -244,13 +244,13 @@ def _options(place: str, revision: str | None) -> dict[str, Any]:
     """Never code of a checkpoint; no network for a folder, nor where the hub cannot be found (it retries for 20 s)."""
     options: dict[str, Any] = {
         "trust_remote_code": False,
-        "local_files_only": Path(place).is_dir() or not _hub_in_reach(),
+        "local_files_only": Path(place).is_dir() or not hub_in_reach(),
     }
     return options if revision is None else {**options, "revision": revision}
 
 
 @cache
-def _hub_in_reach() -> bool:
+def hub_in_reach() -> bool:
     """Whether the hub's name resolves; with a proxy that is the proxy's business."""
     from huggingface_hub import constants
 

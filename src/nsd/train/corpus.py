@@ -47,7 +47,7 @@ class Shard:
         shape = tuple(json.loads(meta.read_text(encoding="utf-8"))["shape"])
         stored = np.load(meta.with_suffix(".npz"))
         states = np.memmap(meta.with_suffix(".states"), np.uint16, "r", shape=shape)
-        return cls(*(stored[name] for name in ("tokens", "kinds", "lse", "temperatures")), states)
+        return cls(stored["tokens"], stored["kinds"], stored["lse"], stored["temperatures"], states)
 
 
 class Corpus:

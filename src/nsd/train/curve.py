@@ -56,9 +56,10 @@ def _panel(entries: Sequence[dict[str, Any]], panel: int, left: float, width: fl
         points = " ".join(at(step, value) for step, value in line)
         colour = _COLOURS[depth]
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        x, y = at(*line[-1]).split(",")
+        end_x, end_y = at(*line[-1]).split(",")
         label = f"depth {depth + 1}: {line[-1][1]:.3f}"
         parts.append(
-            f'<text x="{float(x) - 4:.1f}" y="{float(y) - 6:.1f}" text-anchor="end" fill="{colour}">{label}</text>'
+            f'<text x="{float(end_x) - 4:.1f}" y="{float(end_y) - 6:.1f}" text-anchor="end" '
+            f'fill="{colour}">{label}</text>'
         )
     return "\n".join(parts)

@@ -27,12 +27,13 @@ FLOAT, INT8, SUM = "float32", "int8", "SHA256"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What the drafter belongs to: ids of its vocabulary [n], the target's vocabulary and head rows [n, H], its taps."""
+    """What the drafter belongs to: its ids [n], the target's vocabulary, head rows [n, H], taps, context and name."""
 
     ids: Tensor
     vocab: int
     head: Tensor
     taps: tuple[int, ...]
+    context: int
     target: str
 
 
@@ -78,6 +79,7 @@ def _config(config: DecoderConfig, origin: Origin) -> dict[str, Any]:
         "rope_parameters": rope,
         "attention_bias": config.qkv_bias,
         "mlp_bias": config.mlp_bias,
+        "max_position_embeddings": origin.context,
         "vocab_size": origin.vocab,
         "draft_vocab_size": len(origin.ids),
         "tie_word_embeddings": False,

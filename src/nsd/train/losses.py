@@ -64,6 +64,15 @@ class HeadLoss(torch.autograd.Function):
         return states * gradients[0], gain * gradients[0], None, None, None, None, None
 
 
+def head_loss(
+    states: Tensor, log_gain: Tensor, head: Tensor, p: Tensor, index: Tensor, cold: Tensor, mix: Mix
+) -> tuple[Tensor, float]:
+    """Mean loss of normed states [N, H], with gradients for them and the gain, and mean 1 - TV; see `HeadLoss`."""
+    loss: Tensor
+    loss, kept = HeadLoss.apply(states, log_gain, head, p, index, cold, mix)  # type: ignore[no-untyped-call]  # torch's
+    return loss, float(kept.detach())
+
+
 def _slope(law: Tensor, want: Tensor, mass: Tensor, mix: Mix) -> Tensor:
     """d loss / dz of a chunk, from q, p and the sum of p; law is overwritten."""
     if not mix.total_variation:

@@ -40,7 +40,8 @@ class DraftLayer(nn.Module):
         self.rotary = Rotary(config, torch.device("cpu"))
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.weights[_key(name)]
+        weight: Tensor = self.weights[_key(name)]
+        return weight
 
     def tensors(self) -> dict[str, Tensor]:
         """All weights by their names, detached."""

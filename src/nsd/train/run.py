@@ -223,7 +223,7 @@ def _train(
     examiner = Examiner(held_out, some, head, ids, embedding)
     trainer.run(folder, examiner, watcher.step)
     figures = Examiner(held_out, range(len(held_out.rows)), head, ids, embedding)(net)
-    export(net, Origin(ids, target.vocab, borrowed.head, plan.taps, plan.target), folder)
+    export(net, Origin(ids, target.vocab, borrowed.head, plan.taps, target.context, plan.target), folder)
     draw_curve(folder / LOG, folder / "curve.svg")
     (folder / "figures.json").write_text(json.dumps([asdict(f) for f in figures], indent=2) + "\n", encoding="utf-8")
     return figures

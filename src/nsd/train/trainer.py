@@ -19,7 +19,7 @@ from torch.nn import functional
 from nsd.errors import ModelError
 from nsd.train.corpus import Batch, Corpus
 from nsd.train.evaluate import Examiner, Figures, chain_mask
-from nsd.train.losses import HeadLoss, target_law
+from nsd.train.losses import head_loss, target_law
 from nsd.train.net import DraftLayer
 from nsd.train.schedule import Schedule, order
 from nsd.train.text import ASKED
@@ -95,10 +95,10 @@ class Trainer:
             at = chain_mask(batch.kinds, depth + 1, ASKED).flatten().nonzero().squeeze(-1)
             states = self.net.normed(output).flatten(0, 1)[at]
             mix = self.schedule.mix(self.step)
-            loss, kept = HeadLoss.apply(states, self.net["log_gain"], self.ends.head, p, at + depth + 1, cold[at], mix)
+            loss, kept = head_loss(states, self.net["log_gain"], self.ends.head, p, at + depth + 1, cold[at], mix)
             weight = DEPTH_DECAY**depth
             total, weights = total + weight * loss, weights + weight
-            first = float(kept.detach()) if depth == 0 else first
+            first = kept if depth == 0 else first
         return total / weights, first
 
     def save(self, folder: Path) -> None:
@@ -145,6 +145,6 @@ class Trainer:
         path = folder / LOG
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         lines = [line for line in lines if json.loads(line)["step"] < progress.step]
-        entry = {"step": progress.step, "loss": progress.loss, "kept": progress.kept}
+        entry: dict[str, Any] = {"step": progress.step, "loss": progress.loss, "kept": progress.kept}
         entry |= {"figures": [asdict(figures) for figures in progress.figures]}
         path.write_text("\n".join([*lines, json.dumps(entry)]) + "\n", encoding="utf-8")

@@ -1,0 +1,106 @@
+"""The figures of a report, drawn from its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nsd.bench.figures import Point, Series, bars, plot
+from nsd.bench.metrics import acceptance_by_position, mean_ES
+from nsd.bench.results import Model, estimate
+
+_RANK_EDGES = ((1, 1), (2, 2), (3, 5), (6, 10), (11, 100), (101, None))
+
+
+def of_model(m: Model) -> list[tuple[str, str]]:
+    """Caption and SVG of each figure that a model's results have data for."""
+    return [
+        ("Speed against score, over all tasks; bars are 95% intervals of the speed-up.", pareto(m)),
+        ("τ against K.", tau_by_k(m)),
+        ("Share accepted of tested proposals, by place in the block.", by_position(m)),
+        ("Drafting and verification per token.", time_per_token(m)),
+        ("Mean ES by θ.", es_by_theta(m)),
+    ]
+
+
+def pareto(m: Model) -> str:
+    """Speed-up over AR against score, every arm, with θ and K as labels."""
+    if not any(arm.kind == "ar" for arm in m.arms):
+        return ""
+    groups: dict[str, list[Point]] = {}
+    ks = {arm.k for arm in m.arms if arm.k}
+    for arm in m.arms:
+        row = m.row(arm)
+        over = row.over["ar"].prefill_in if "ar" in row.over else None
+        if arm.kind != "ar" and over is None:
+            continue
+        spread = estimate(over)
+        theta = f"θ={arm.theta:g}" if arm.theta is not None else arm.kind.upper()
+        label = theta + (f" K={arm.k}" if arm.k and len(ks) > 1 else "")
+        point = Point(1.0 if over is None else over.value, 100 * row.score.value, label, spread.low, spread.high)
+        groups.setdefault({"ar": "AR", "sd": "SD", "match": "sample-and-match"}.get(arm.kind, "NSD"), []).append(point)
+    return plot(
+        [Series(name, points, joined=False) for name, points in groups.items()],
+        "speed-up over AR",
+        "score, %",
+        zero=False,
+    )
+
+
+def tau_by_k(m: Model) -> str:
+    """tau against K, a line for SD and for each θ."""
+    lines: dict[str, list[Point]] = {}
+    for arm in sorted(m.arms, key=lambda a: a.k):
+        tau = m.row(arm).tau
+        if arm.k and tau is not None:
+            name = f"θ={arm.theta:g}" if arm.theta is not None else arm.kind.upper()
+            lines.setdefault(name, []).append(Point(arm.k, tau.value))
+    ticks = sorted({p.x for points in lines.values() for p in points})
+    return plot([Series(name, points) for name, points in lines.items()], "K, proposals", "τ", x_ticks=ticks)
+
+
+def by_position(m: Model) -> str:
+    """Acceptance at each place of the block, headline arms."""
+    series = [
+        Series(arm.title, [Point(i + 1, v) for i, v in enumerate(acceptance_by_position(m.row(arm).counters))])
+        for arm in m.main
+        if arm.k
+    ]
+    most = max((len(s.points) for s in series), default=0)
+    every = max(1, most // 12)
+    return plot(
+        series, "place in the block", "accepted of tested", x_ticks=[float(i) for i in range(1, most + 1, every)]
+    )
+
+
+def time_per_token(m: Model) -> str:
+    """Milliseconds per token after the first, headline arms: drafting and verification."""
+    groups = []
+    for arm in m.main:
+        stats = m.row(arm).counters.stats
+        draft, verify = stats.draft_ms_per_token, stats.verify_ms_per_token
+        if draft is not None and verify is not None:
+            groups.append((arm.title, [("verification", verify), ("drafting", draft)]))
+    return bars(groups, "ms")
+
+
+def es_by_theta(m: Model) -> str:
+    """Mean ES against θ, a line for each K."""
+    lines: dict[str, list[Point]] = {}
+    for arm in sorted((a for a in m.arms if a.theta is not None), key=lambda a: a.theta or 0.0):
+        value = mean_ES(m.row(arm).counters)
+        if value is not None:
+            lines.setdefault(f"K={arm.k}", []).append(Point(arm.theta or 0.0, value))
+    ticks = sorted({p.x for points in lines.values() for p in points})
+    return plot([Series(name, points) for name, points in lines.items()], "θ", "mean ES", x_ticks=ticks)
+
+
+def ranks(found: Mapping[str, Sequence[int]]) -> str:
+    """How many tokens of each population have a rank by p in each range, in percent."""
+    groups = []
+    for low, high in _RANK_EDGES:
+        label = f"{low}" if low == high else f"over {low - 1}" if high is None else f"{low}-{high}"
+        for name, population in found.items():
+            if population:
+                inside = sum(low <= rank and (high is None or rank <= high) for rank in population)
+                groups.append((f"rank {label}, {name[:10]}", [(name, 100 * inside / len(population))]))
+    return bars(groups, "%")

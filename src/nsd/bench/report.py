@@ -1,0 +1,437 @@
+"""A report of runs: one content, three forms - Markdown, one self-contained HTML page, JSON.
+
+The content is a list of blocks (headings, paragraphs, tables, figures); Markdown and the page are renderings of it. A
+speed-up never stands without its interval and the number of prompts behind it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nsd.bench import pictures
+
+from nsd.bench.bundle import BenchError, Key, StoredRun
+from nsd.bench.metrics import METRICS, histogram
+from nsd.bench.paper import figures as paper_figures
+from nsd.bench.results import OVERALL, Model, Quality, Results, Row, Speedup, estimate, results_of
+from nsd.bench.runner import trace_name
+from nsd.bench.stats import Estimate, Spread
+
+SCHEMA = 1
+NOT_MONOTONE = (
+    "Effects of θ and K need not be monotone: a larger set or a longer block keeps more at one position, but the texts then "
+    "part, and speed and score of a whole answer may go either way."
+)
+_NONE = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table: caption, headings, rows of texts; the first column names the row."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure: caption and SVG; Markdown names it only."""
+
+    caption: str
+    svg: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading with what stands under it; level 2 or 3."""
+
+    title: str
+    parts: Sequence[str | Table | Picture]
+    level: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is rendered: title, a line under it, sections, and the numbers behind all of it."""
+
+    title: str
+    lead: str
+    sections: Sequence[Section]
+    results: Results
+    with_paper: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """All numbers, and the paper's beside them if asked for."""
+        found: dict[str, Any] = {"schema": SCHEMA, **self.results.as_json()}
+        if self.with_paper:
+            found["paper"] = [
+                {
+                    "model": f.model,
+                    "figure": f.what,
+                    "paper": f.value,
+                    "unit": f.unit,
+                    "source": f.source,
+                    "own": f.own(self.results),
+                }
+                for f in paper_figures()
+            ]
+        return found
+
+    def markdown(self) -> str:
+        """The report as Markdown, without pictures."""
+        lines = [f"# {self.title}", "", self.lead, ""]
+        for section in self.sections:
+            lines += [f"{'#' * section.level} {section.title}", ""]
+            for part in section.parts:
+                if isinstance(part, str):
+                    lines += [part, ""]
+                elif isinstance(part, Table):
+                    lines += [_markdown_table(part), ""]
+        return "\n".join(lines).rstrip() + "\n"
+
+
+def report_of(runs: Sequence[StoredRun], with_paper: bool = False) -> Report:
+    """The report of some runs."""
+    results = results_of(runs)
+    analysis = _analysis(runs, results.models)
+    if analysis is not None:
+        results = Results(results.models, results.cells, analysis.as_json())
+    models = results.models
+    sections = [Section("Speed and score", [*_table_1(models), *_over_all(results), _HOW_MEASURED])]
+    sections += [Section("Figures", _pictures(models, analysis))]
+    sections += [Section("Ablation over θ and K", [*_grid(models), NOT_MONOTONE])]
+    sections += [Section("Throughput and time", [table for m in models for table in _throughput(m)])]
+    sections += [Section("Fidelity", [_fidelity(m) for m in models])]
+    if analysis is not None:
+        sections += [Section("Rejections and rescues", [_analysis_table(results.analysis)])]
+    if with_paper:
+        sections += [Section("Beside the paper", [_beside_paper(results), _PAPER_NOTE])]
+    sections += [Section("How this was run", [_provenance(m) for m in models] + _warnings(models))]
+    names = ", ".join(run.name for run in runs)
+    return Report(
+        f"Benchmark: {_titles(models)}", f"Runs: {names}. {_headline(results)}", sections, results, with_paper
+    )
+
+
+def write(report: Report, folder: Path) -> list[Path]:
+    """Write report.md, report.html and report.json into a folder -> their paths."""
+    from nsd.bench.page import page
+
+    contents = {
+        "report.md": report.markdown(),
+        "report.html": page(report),
+        "report.json": json.dumps(report.as_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (folder / name).write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise BenchError(
+            f"{folder} cannot be written ({error.strerror}), wanted a folder for the report; try --out FOLDER"
+        ) from None
+    return [folder / name for name in contents]
+
+
+def speed_text(spread: Spread | None) -> str:
+    """A speed-up with its interval and sample size, or why it has no interval."""
+    found = estimate(spread)
+    if found.value is None:
+        return _NONE
+    return f"{found.value:.2f}x {_span(found, 2)}"
+
+
+def _span(found: Estimate, digits: int, scale: float = 1.0) -> str:
+    if found.low is None or found.high is None:
+        return f"(n = {found.n}, too few for an interval)"
+    return f"[{scale * found.low:.{digits}f}, {scale * found.high:.{digits}f}] (n = {found.n})"
+
+
+def _score_text(spread: Spread) -> str:
+    return f"{100 * spread.value:.2f}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return _NONE if value is None else f"{value:.{digits}f}"
+
+
+def _tau_text(row: Row) -> str:
+    return _number(None if row.tau is None else row.tau.value, 2)
+
+
+def _points_text(quality: Quality | None) -> str:
+    if quality is None:
+        return _NONE
+    found = estimate(quality.difference)
+    span = "" if found.low is None or found.high is None else f" [{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
+    p = "" if quality.p is None else f", p = {quality.p:.3g}"
+    return f"{100 * quality.difference.value:+.2f}{span}{p}"
+
+
+def _titles(models: Sequence[Model]) -> str:
+    return ", ".join(dict.fromkeys(m.title for m in models))
+
+
+def _headline(results: Results) -> str:
+    """One sentence for who reads no further."""
+    found = []
+    for m in results.models:
+        if m.nsd is None:
+            continue
+        row = m.row(m.nsd)
+        parts = [
+            f"{speed_text(row.over[kind].prefill_in)} over {kind.upper()}" for kind in ("ar", "sd") if kind in row.over
+        ]
+        score = f"score {_score_text(row.score)}"
+        if "sd" in row.quality:
+            score += f" ({_points_text(row.quality['sd'])} points against SD)"
+        found.append(f"{m.title}, {m.nsd.title}: {', '.join([*parts, score])}.")
+    return " ".join(found)
+
+
+def _over(row: Row, kind: str) -> Spread | None:
+    speedup: Speedup | None = row.over.get(kind)
+    return None if speedup is None else speedup.prefill_in
+
+
+def _table_1(models: Sequence[Model]) -> list[Table]:
+    """Per model and task: score, speed-up over AR, tau of each method; an overall row per model."""
+    return [_main_table(m) for m in models]
+
+
+def _main_table(m: Model) -> Table:
+    head, rows = ["task"], []
+    for arm in m.main:
+        head += [f"{arm.title}: score"]
+        head += [] if arm.kind == "ar" else ["speed-up over AR", "τ"]
+    nsd = m.nsd
+    if nsd is not None:
+        head += ["NSD over SD", "NSD score − SD, points"]
+    for task in (*m.tasks, OVERALL):
+        cells = [task]
+        for arm in m.main:
+            row = m.row(arm, task)
+            cells += [_score_text(row.score)]
+            cells += [] if arm.kind == "ar" else [speed_text(_over(row, "ar")), _tau_text(row)]
+        if nsd is not None:
+            row = m.row(nsd, task)
+            cells += [speed_text(_over(row, "sd")), _points_text(row.quality.get("sd"))]
+        rows.append(cells)
+    return Table(f"{m.title}", head, rows)
+
+
+def _over_all(results: Results) -> list[str]:
+    c = results.cells
+    if c.count == 0:
+        return ["No cell has AR, SD and NSD, so there is nothing to say over all cells."]
+    lines = []
+    for name, mean, most in (("AR", c.over_ar, c.max_over_ar), ("SD", c.over_sd, c.max_over_sd)):
+        found = estimate(mean)
+        lines.append(f"{_number(found.value, 1)}% {_span(found, 1)} over {name}, at most {_number(most, 1)}%")
+    points = estimate(c.points)
+    score = f"score against SD: up in {c.up}, tied in {c.tied}, down in {c.down}; mean difference {_number(points.value, 2)} points"
+    return [
+        f"Over all {c.count} cells (model × task), mean improvement in tokens/s: {'; '.join(lines)}. NSD is fastest in "
+        f"{c.fastest} of {c.count}. {score[0].upper()}{score[1:]} {_span(points, 2)}."
+    ]
+
+
+_HOW_MEASURED = (
+    "Scores are percent of answers that are right (mean over seeds: pass@1). A speed-up is a ratio of totals: tokens per "
+    "second over all prompts of a task, prefill in, against the same prompts and seeds. Brackets are 95% bootstrap "
+    "intervals over n prompts, resampled in pairs; p is McNemar's, exact. τ is block-weighted, with the bonus or the "
+    "replacement, without the token of the prefill. Overall rows are unweighted means over tasks."
+)
+_PAPER_NOTE = (
+    "Own cells are filled where a run is of the paper's model, task and setting, and empty elsewhere. Hardware differs, so "
+    "absolute times do not compare; ratios and lengths do."
+)
+
+
+def _grid(models: Sequence[Model]) -> list[Table | str]:
+    """Every NSD arm on every task: score, speed-up, tau."""
+    found: list[Table | str] = []
+    for m in models:
+        relaxed = [arm for arm in m.arms if arm.kind == "nsd"]
+        rows = []
+        for arm in relaxed:
+            for task in (*m.tasks, OVERALL):
+                row = m.row(arm, task)
+                theta = _NONE if arm.theta is None else f"{arm.theta:g}"
+                speeds = [speed_text(_over(row, "ar")), speed_text(_over(row, "sd"))]
+                rows.append([task, str(arm.block), str(arm.k), theta, _score_text(row.score), *speeds, _tau_text(row)])
+        if rows:
+            unit = m.config["engine"].get("k_unit", "proposals")
+            head = ["task", "block", "K", "θ", "score", "speed-up over AR", "over SD of the same K", "τ"]
+            found.append(Table(f"{m.title}; block counts {unit}", head, rows))
+    return found or ["No NSD arm was run."]
+
+
+def _throughput(m: Model) -> list[Table]:
+    """All times of the headline arms over all tasks, and speed-ups in their three forms."""
+    names = [
+        "tokens_per_second", "decode_tokens_per_second", "tau", "tau_per_request", "acceptance", "calls_per_token",
+        "verify_ms_per_token", "target_ms_per_call", "verify_share", "verify_share_of_wall", "draft_ms_per_token",
+        "draft_ms_per_block", "ttft_ms", "inter_token_p50_ms", "inter_token_p95_ms", "gap_p50_ms", "gap_p95_ms",
+    ]  # fmt: skip
+    times = _metric_table(m, f"{m.title}, all prompts together", names)
+    forms = {"prefill_in": "prefill in", "decode_only": "decode only", "per_prompt": "mean over prompts, prefill in"}
+    rows = []
+    for arm in m.main:
+        for kind, speedup in m.row(arm).over.items():
+            cells = [speed_text(getattr(speedup, form)) for form in forms]
+            rows.append([f"{arm.title} over {kind.upper()}", *cells])
+    tables = [times, Table(f"{m.title}, speed-ups, overall", ["", *forms.values()], rows)] if rows else [times]
+    sizes = sorted({size for arm in m.main for size in histogram(m.row(arm).counters)})
+    blocks = [[arm.title, *(str(histogram(m.row(arm).counters).get(s, 0)) for s in sizes)] for arm in m.main if arm.k]
+    return (
+        [*tables, Table(f"{m.title}, blocks by tokens committed", ["", *map(str, sizes)], blocks)] if blocks else tables
+    )
+
+
+def _metric_table(m: Model, caption: str, names: Sequence[str]) -> Table:
+    head = ["", *(arm.title for arm in m.main)]
+    rows = []
+    for name in names:
+        metric = METRICS[name]
+        unit = f", {metric.unit}" if metric.unit else ""
+        rows.append(
+            [f"{metric.title}{unit}", *(_number(metric.of(m.row(arm).counters), metric.digits) for arm in m.main)]
+        )
+    return Table(caption, head, rows)
+
+
+def _fidelity(m: Model) -> Table:
+    names = [
+        "rescue_rate",
+        "mean_R",
+        "mean_ES",
+        "max_ES",
+        "mean_eps",
+        "mean_spent",
+        "mean_Q",
+        "mean_weight",
+        "guarantee",
+    ]
+    return _metric_table(m, f"{m.title}: what the speed cost in distribution", names)
+
+
+def _pictures(models: Sequence[Model], analysis: Any) -> list[Picture | str]:
+    found: list[Picture | str] = []
+    for m in models:
+        found += [Picture(f"{m.title}. {caption}", svg) for caption, svg in pictures.of_model(m) if svg]
+    if analysis is not None and (svg := pictures.ranks(analysis.ranks)):
+        found.append(Picture("Rank by p of rejected tokens (SD) and of tokens that only the set kept (NSD).", svg))
+    return found
+
+
+def _analysis(runs: Sequence[StoredRun], models: Sequence[Model]) -> Any:
+    """The analysis of rejections and rescues from the traces of the headline arms, None if none were recorded."""
+    shown = {arm.name for m in models for arm in m.main}
+    keys = [(run, Key.of(record)) for run in runs for record in run.records]
+    paths = [run.folder / trace_name(key) for run, key in keys if key.arm in shown]
+    paths = [path for path in paths if path.exists()]
+    if not paths:
+        return None
+    from nsd.trace import read_trace
+    from nsd.trace.analyze import analyze
+
+    return analyze([read_trace(path) for path in paths])
+
+
+def _analysis_table(analysis: Any) -> Table:
+    rows = []
+    for name, one in analysis["estimates"].items():
+        span = _NONE if one["low"] is None else f"[{one['low']:.4f}, {one['high']:.4f}]"
+        paper = one["not_compared"] or _number(one["paper"], 4)
+        rows.append(
+            [
+                name.replace("_", " "),
+                _number(one["value"], 4) if one["value"] is not None else one["reason"] or _NONE,
+                span,
+                str(one["n"]),
+                paper,
+            ]
+        )
+    return Table(
+        "From the traces; tokens of one text are not independent", ["", "value", "95%", "n tokens", "paper"], rows
+    )
+
+
+def _beside_paper(results: Results) -> Table:
+    rows = []
+    for f in paper_figures():
+        own = f.own(results)
+        unit = f" {f.unit}" if f.unit else ""
+        rows.append(
+            [
+                f.model,
+                f.what,
+                f"{f.value:.{f.digits}f}{unit}",
+                "" if own is None else f"{own:.{f.digits}f}{unit}",
+                f.source,
+            ]
+        )
+    return Table(
+        "The paper's figures that are publicly known, and one's own", ["model", "figure", "paper", "own", "where"], rows
+    )
+
+
+def _provenance(m: Model) -> Table:
+    manifest, config = m.runs[0].manifest, m.config
+    engine, session = config["engine"], manifest["sessions"][-1]
+    hardware = session.get("hardware", {})
+    settings = {**config["settings"], "max_new_tokens": {t: o["max_new_tokens"] for t, o in config["tasks"].items()}}
+    facts = {
+        "runs": ", ".join(f"{r.name}{'' if r.complete else ' (partial)'}" for r in m.runs),
+        "engine, dtype, device": f"{engine.get('engine')}, {engine.get('dtype')}, {engine.get('device')}",
+        "drafting": f"{engine.get('drafting_mode')}; q {engine.get('draft_law')}; gate {engine.get('gate')}; mask id {engine.get('mask_id')}",
+        "K counts": engine.get("k_unit"),
+        "SD baseline": ", ".join({"sd": "p/q"}.get(name, name) for name in config["sd_baseline"]) or _NONE,
+        "nucleus ties": ", ".join(config["tie_variant"]) or _NONE,
+        "settings": _words(settings),
+        "seeds": ", ".join(map(str, sorted({s for r in m.runs for s in r.manifest["config"]["seeds"]}))),
+        "order": f"{config['order']}, prompt by prompt; warm-up of {config['warm_up_tokens']} tokens not counted",
+        "speed": f"{config['speed']['headline']}; {config['speed']['statistic']}",
+        "hardware": f"{hardware.get('cpu')}, {hardware.get('threads')} threads; {', '.join(hardware.get('gpus') or ['no GPU'])}",
+        "versions": _words(session.get("versions", {})),
+        "revision": session.get("revision") or "not in a repository",
+        "command": " ".join(session.get("command", [])),
+        "target's weights": _words(engine.get("target_hash", {})),
+        "drafter's weights": _words(engine.get("drafter_hash", {})),
+        "traces": "recorded; their evidence is part of the decision times"
+        if config.get("request", {}).get("trace")
+        else "not recorded",
+        "begun, finished": f"{manifest['created']}, {manifest.get('finished', 'not finished')}",
+    }
+    return Table(m.title, ["", ""], [[name, str(value)] for name, value in facts.items()])
+
+
+def _words(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {_words(v) if isinstance(v, dict) else str(v)[:40]}" for name, v in values.items())
+
+
+def _warnings(models: Sequence[Model]) -> list[str]:
+    """What a reader must know before quoting a number."""
+    found = []
+    for m in models:
+        if not all(run.complete for run in m.runs):
+            found.append(f"{m.title}: a run is partial; its numbers will change.")
+        if m.left_out:
+            found.append(f"{m.title}: {m.left_out} prompts that not all arms have answered are left out.")
+        machines = {json.dumps([s.get("hardware"), s.get("versions")]) for r in m.runs for s in r.manifest["sessions"]}
+        if len(machines) > 1:
+            found.append(
+                f"{m.title}: its sessions ran on different machines or versions, so times are not of one kind."
+            )
+    return found
+
+
+def _markdown_table(table: Table) -> str:
+    clean = [[cell.replace("|", "\\|") for cell in row] for row in (table.head, ["---"] * len(table.head), *table.rows)]
+    return f"**{table.caption}**\n\n" + "\n".join("| " + " | ".join(row) + " |" for row in clean)
