@@ -141,7 +141,7 @@ def test_a_folder_that_is_no_drafter_is_refused(target, tmp_path, config, messag
 
 
 def test_a_hub_name_without_the_hub_is_one_line(monkeypatch, tmp_path):
-    def refuse(*_, **_):
+    def refuse(*_, **__):
         raise OSError("no connection\nand a second line")
 
     monkeypatch.setattr("transformers.utils.hub.cached_file", refuse)

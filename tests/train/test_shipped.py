@@ -41,7 +41,7 @@ def test_a_damaged_file_is_refused(tmp_path, monkeypatch):
     raw[-1] ^= 1
     (tmp_path / WEIGHTS.name).write_bytes(raw)
     monkeypatch.setattr(shipped, "FOLDER", tmp_path)
-    with pytest.raises(ModelError, match="wanted .*; reinstall nsd"):
+    with pytest.raises(ModelError, match=r"wanted .*; reinstall nsd"):
         shipped.require_whole()
     (tmp_path / WEIGHTS.name).unlink()
     with pytest.raises(ModelError, match="is incomplete"):
