@@ -34,7 +34,7 @@ PROMPTS = (
 def main() -> None:
     """Measure, print a table, and draw it if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--drafter", default="ngram")
+    parser.add_argument("--drafter", default="auto")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--temperature", type=float, default=0.7)

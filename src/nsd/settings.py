@@ -19,8 +19,8 @@ class Settings(BaseModel):
 
     rule by name with its numbers in theta, max_deviation and rule_numbers; k proposals per block (block_length is the
     mechanism's own unit for the same thing); banned ids are never drawn; processors are called as transformers calls
-    its own, (input_ids [1, n], scores [1, V]) -> scores; agreement is a whole-sequence budget in (0, 1). trace computes what a
-    recorder needs at every tested position, trace_laws also so many of the most probable ids of p and q there.
+    its own, (input_ids [1, n], scores [1, V]) -> scores; agreement is a whole-sequence budget in (0, 1). trace computes
+    what a recorder needs at every tested position, trace_laws also so many of the most probable ids of p and q there.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)

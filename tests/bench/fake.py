@@ -101,6 +101,9 @@ class FakeEngine:
     def unit(self, k: int) -> int:
         return k + 1
 
+    def kinds(self) -> tuple[str, ...]:
+        return ("ar", "sd", "nsd")
+
     def facts(self) -> dict[str, Any]:
         names = {"target": "fake-target", "drafter": "fake-drafter", "draft_law": "sampled", "k_unit": "proposals + 1"}
         told = {"dtype": "float64", "device": "cpu", "drafting_mode": "sampled", "gate": "off", "mask_id": 7}
@@ -120,7 +123,8 @@ class FakeEngine:
             "ledger": {"Q": 1 - min(spent, 1) / 2, "sum_eps": spent, "max_eps": 0.3},
             "weight": 0.5 if relaxed else 1.0,
         }
-        text = f"{problem.id} {settings['seed']} {settings['rule']} {theta} {k} {'right' if rng.random() < 0.7 else 'wrong'}"
+        verdict = "right" if rng.random() < 0.7 else "wrong"
+        text = f"{problem.id} {settings['seed']} {settings['rule']} {theta} {k} {verdict}"
         self.events[text] = blocks
         tokens = sum(len(b.committed) for b in blocks)
         return Answer(text, tokens, "eos", Counters.of(blocks, fidelity), fidelity)

@@ -142,7 +142,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
         old = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, old[1]))
         try:
-            with pytest.raises(BenchError, match="the disk is full at record 4 of run one.* the 3 before it are safe"):
+            with pytest.raises(BenchError, match=r"the disk is full at record 4 of run one.* the 3 before it are safe"):
                 bundle.append(record(3))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, old)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nsd.bench.grade import grade_number, last_boxed, last_number, number
+from nsd.bench.grade import grade_maths, grade_number, last_boxed, last_number, number
 
 # (reference, text of a model, correct, what was read)
 RIGHT = [
@@ -106,6 +109,46 @@ def test_wrong_answers_do_not_count(gold: str, text: str, read: str | None) -> N
 )
 def test_numbers_are_exact(text: str, value: Fraction | None) -> None:
     assert number(text) == value
+
+
+SIGNS = [
+    r"\boxed{",
+    "}",
+    "{",
+    "\\",
+    "$",
+    "-",
+    "1",
+    "12",
+    ",",
+    ".",
+    "/",
+    "e",
+    "%",
+    " ",
+    "####",
+    "answer is",
+    r"\frac",
+    "=",
+    "\n",
+    "**",
+]
+
+
+@given(st.lists(st.sampled_from(SIGNS), max_size=14).map("".join))
+def test_any_text_gets_a_verdict(text: str) -> None:
+    for grade in (grade_number, grade_maths):
+        score = grade("no number at all", text)
+        assert not score.correct and score.detail
+
+
+def test_a_text_that_repeats_itself_is_read_in_time() -> None:
+    start = time.monotonic()
+    assert grade_number("18", r"\boxed{" * 20_000).extracted is None
+    assert grade_number("18", r"\boxed{18" * 10_000 + "}" * 10_000).detail
+    assert grade_number("18", "1, " * 50_000 + "18").correct
+    assert not grade_maths("18", "$" * 50_000).correct
+    assert time.monotonic() - start < 20
 
 
 def test_a_box_that_never_closes_is_no_answer() -> None:

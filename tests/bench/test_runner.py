@@ -43,7 +43,7 @@ def timeless(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def test_twenty_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
-    """SIGKILL after random times, from before the first record on; then on to the end, and compare with an unbroken run."""
+    """SIGKILL after random times, from before the first record on; then to the end; the same as an unbroken run."""
     rng, context = random.Random(7), multiprocessing.get_context("fork")
     kills, recorded = 0, 0
     while kills < 20:
@@ -181,7 +181,10 @@ def test_the_grid_has_an_exact_arm_for_each_k() -> None:
 def test_blocks_count_in_the_mechanisms_own_unit() -> None:
     engine = FakeEngine()
     arms = arms_of(("sd", "match", "nsd"), engine.proposals, engine.unit, {"rule": "topk"}, (), (), (8, 32))
-    assert [(arm.name, arm.k, arm.block) for arm in arms if arm.kind == "match"] == [("match-k7", 7, 8), ("match-k31", 31, 32)]
+    assert [(arm.name, arm.k, arm.block) for arm in arms if arm.kind == "match"] == [
+        ("match-k7", 7, 8),
+        ("match-k31", 31, 32),
+    ]
     assert arms[2].name == "topk-k7" and arms[2].settings == {"rule": "topk"}
 
 
@@ -192,6 +195,7 @@ def test_blocks_count_in_the_mechanisms_own_unit() -> None:
         ((), (), (), (), "got arms none"),
         (("nsd",), (0.9, 0.9), (), (), "arm nsd-theta0.9-k3 is there twice"),
         (("nsd",), (), (2,), (8,), "got -k and --block-length"),
+        (("ar", "sd"), (), (0,), (), "k is 0, wanted at least 1"),
     ],
 )
 def test_impossible_grids_are_refused(

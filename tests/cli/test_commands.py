@@ -269,3 +269,12 @@ def test_drafter_options_reach_the_drafter(nsd):
     greedy = ("--drafter", "draft-model", "--draft", "source=toy", "--draft", "greedy=true", "--json")
     assert json.loads(nsd("generate", "abc abc", *TOY, *greedy).out)["draft_law"] == "point"
     assert nsd("generate", "abc", *TOY, "--draft", "max_n").code == 2
+
+
+def test_a_configuration_file_gives_defaults_that_flags_override(nsd, tmp_path):
+    path = tmp_path / "fast.toml"
+    path.write_text('theta = 0.5\nk = 2\nmodel = "toy"\n')
+    data = json.loads(nsd("--config", str(path), "generate", "abc", "--json").out)
+    assert (data["theta"], data["k"], data["model"]) == (0.5, 2, "toy")
+    assert json.loads(nsd("generate", "abc", f"--config={path}", "--theta", "0.6", "--json").out)["theta"] == 0.6
+    assert nsd("--config", str(tmp_path / "none.toml"), "generate", "abc").code == 2

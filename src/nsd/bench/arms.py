@@ -16,7 +16,7 @@ KINDS = ("ar", "sd", "match", "nsd")
 TITLES = {"ar": "AR", "sd": "SD", "match": "SD, sample-and-match", "nsd": "NSD"}
 DEFAULT_THETA = 0.95
 NATIVE_MATCH = ("nemotron",)
-"""Drafters whose own code verifies by sample-and-match. Source: NVlabs/Nemotron-Labs-Diffusion, linear self-speculation."""
+"""Drafters whose own code verifies by sample-and-match. Source: NVlabs/Nemotron-Labs-Diffusion, linear drafting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,10 @@ def arms_of(
         raise ConfigError("got -k and --block-length, wanted one of them; drop --block-length")
     wanted = [proposals(k, None) for k in ks] or [proposals(None, b) for b in blocks] or [proposals(None, None)]
     lengths = sorted(set(wanted))
+    if 0 in lengths and set(kinds) != {"ar"}:
+        raise ConfigError(
+            "k is 0, wanted at least 1 where something is drafted; try -k 4, or --arms ar for plain decoding"
+        )
     found = [Arm("ar", "ar")] if "ar" in kinds else []
     for k in lengths:
         if "sd" in kinds:

@@ -53,6 +53,9 @@ class Key(NamedTuple):
         """The key of a record."""
         return cls(str(record["arm"]), str(record["task"]), str(record["problem"]), int(record["seed"]))
 
+    def __str__(self) -> str:
+        return "/".join(map(str, self))
+
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
@@ -113,14 +116,15 @@ class RunWriter:
         if not path.exists():
             # Nothing was recorded before the manifest was, so a folder without one holds nothing to lose.
             self.folder.mkdir(exist_ok=True)
-            manifest = {"format": FORMAT, "version": VERSION, "name": self.name, "created": now(), "config": config}
+            manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": self.name, "created": now()}
+            manifest["config"] = config
         else:
             manifest = read_manifest(self.folder)
             changed = differences(manifest["config"], json.loads(json.dumps(config)))
             if changed:
                 raise BenchError(
-                    f"run {self.name} was begun with another configuration ({'; '.join(changed[:4])}), wanted the same; "
-                    f"go on with nsd bench --resume {self.name}, or choose another --name"
+                    f"run {self.name} was begun with another configuration ({'; '.join(changed[:4])}), "
+                    f"wanted the same; go on with nsd bench --resume {self.name}, or choose another --name"
                 )
         manifest["sessions"] = [*manifest.get("sessions", []), {**session, "began": now()}]
         self._write_manifest(manifest)
@@ -155,9 +159,7 @@ class RunWriter:
         """Put one record on the disk; on return it is there. Raises BenchError for a key that is there already."""
         key = Key.of(record)
         if key in self.done:
-            raise BenchError(
-                f"{'/'.join(map(str, key))} is recorded already, wanted every answer once; nsd bench --resume {self.name}"
-            )
+            raise BenchError(f"{key} is recorded already, wanted every answer once; nsd bench --resume {self.name}")
         line = seal(record)
         rest = memoryview(line)
         try:
@@ -175,8 +177,8 @@ class RunWriter:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = "the disk is full" if full else f"writing failed ({error.strerror})"
         return BenchError(
-            f"{what} at record {len(self.done) + 1} of run {self.name}, wanted room for it; the {len(self.done)} before it "
-            f"are safe: free some space, then nsd bench --resume {self.name}"
+            f"{what} at record {len(self.done) + 1} of run {self.name}, wanted room for it; "
+            f"the {len(self.done)} before it are safe: free some space, then nsd bench --resume {self.name}"
         )
 
     def finish(self) -> Path:
@@ -199,7 +201,7 @@ class RunWriter:
             _replace(self.folder / MANIFEST, (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode())
         except OSError as error:
             raise BenchError(
-                f"the manifest of run {self.name} cannot be written ({error.strerror}), wanted room for it; free some space"
+                f"the manifest of run {self.name} cannot be written ({error.strerror}), wanted room; free some space"
             ) from error
 
     def close(self) -> None:
@@ -248,12 +250,12 @@ def _parse(data: bytes, path: Path, tolerate: bool) -> tuple[list[dict[str, Any]
             continue
         if record is None:
             raise BenchError(
-                f"{path} line {number} is damaged (its checksum does not fit), wanted it as written; nothing was changed: "
-                "restore the file, or nsd bench --resume RUN --repair to set the line aside and decode its prompt again"
+                f"{path} line {number} is damaged (its checksum does not fit), wanted it as written; nothing "
+                "was changed: restore the file, or nsd bench --resume RUN --repair to set it aside and decode again"
             )
         if Key.of(record) in seen:
             raise BenchError(
-                f"{path} line {number} repeats {'/'.join(map(str, Key.of(record)))}, wanted every answer once; restore the file"
+                f"{path} line {number} repeats {Key.of(record)}, wanted every answer once; restore the file"
             )
         seen.add(Key.of(record))
         records.append(record)

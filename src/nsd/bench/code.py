@@ -16,6 +16,8 @@ import ast
 import builtins
 import re
 import secrets
+import symtable
+import warnings
 from dataclasses import dataclass
 
 from nsd.bench import sandbox
@@ -47,21 +49,28 @@ def find_program(text: str, entry: str, prompt: str = "", tests: str = "") -> Pr
 
     What else the tests name is kept too, where the answer or the prompt defines it.
     """
+    try:
+        return _find(text, entry, prompt, tests)
+    except (SyntaxError, RecursionError, MemoryError):  # yield outside a function; a thousand nested brackets
+        return Program(None, "what stands there is no program")
+
+
+def _find(text: str, entry: str, prompt: str, tests: str) -> Program:
     roots = {entry, *(name for tree in _trees(tests) for name in _used(tree))}
     text = text[:LONGEST]
     blocks = fences(text)
-    whole = [found for block in blocks if (found := _parse(block)) is not None and _defines(found, entry)]
+    trees = [tree for block in blocks for tree in _trees(block)]
+    whole = [tree for tree in trees if _defines(tree, entry)]
     if whole:
-        others = [tree for block in blocks if (tree := _parse(block)) is not None and tree is not whole[-1]]
+        others = [tree for tree in trees if tree is not whole[-1]]
         source = _closure(whole[-1], [*others, *_trees(prompt)], roots)
         return Program(source, f"last of {len(blocks)} fences that defines it")
     for block in reversed(blocks):  # the body alone, to be put under the prompt's signature
-        if prompt and block[:1] in " \t" and (tree := _parse(prompt + "\n" + block)) and _defines(tree, entry):
+        if prompt and block[:1] in " \t" and (tree := parse(prompt + "\n" + block)) and _defines(tree, entry):
             return Program(_closure(tree, [], roots), "body in a fence, under the prompt's signature")
     longest = _longest(text, entry)
     if longest is not None:
-        others = [tree for block in blocks if (tree := _parse(block)) is not None]
-        return Program(_closure(longest, [*others, *_trees(prompt)], roots), "longest span of lines that parses")
+        return Program(_closure(longest, [*trees, *_trees(prompt)], roots), "longest span of lines that parses")
     if prompt and text[:1] in " \t" and (done := find_completion(text, entry, prompt)).source:
         return done
     broken = [block for block in blocks if re.search(rf"\b(?:def|class)\s+{re.escape(entry)}\b", block)]
@@ -77,7 +86,7 @@ def find_completion(text: str, entry: str, prompt: str) -> Program:
     body = text[: cut.start()] if cut else text
     lines = body.split("\n")
     for end in range(len(lines), 0, -1):  # a cut-off last line must not cost the rest
-        tree = _parse(prompt + "\n".join(lines[:end]) + "\n")
+        tree = parse(prompt + "\n".join(lines[:end]) + "\n")
         if tree is not None and _defines(tree, entry):
             return Program(ast.unparse(tree), "continuation of the prompt")
     return Program(None, "the continuation does not parse")
@@ -87,7 +96,7 @@ def last_script(text: str) -> Program:
     """A whole program that reads stdin: the last fence that parses, else the text itself."""
     for rule, sources in (("last fence that parses", fences(text)), ("whole text", [text[:LONGEST]])):
         for source in reversed(sources):
-            tree = _parse(source)
+            tree = parse(source)
             if tree is not None and any(not isinstance(node, ast.Expr) or _calls(node) for node in tree.body):
                 return Program(source, rule)
     return Program(None, "no program in the text")
@@ -98,20 +107,22 @@ def _dedent(block: str) -> str:
     lines = block.split("\n")
     margin = min((len(line) - len(line.lstrip(" ")) for line in lines if line.strip()), default=0)
     moved = "\n".join(line[margin:] for line in lines)
-    whole = margin and re.search(r"^(def|class|import|from)\b", moved, re.M) and _parse(moved) is not None
+    whole = margin and re.search(r"^(def|class|import|from)\b", moved, re.M) and parse(moved) is not None
     return moved if whole else block
 
 
-def _parse(source: str) -> ast.Module | None:
-    """The syntax tree, or None if there is none."""
+def parse(source: str) -> ast.Module | None:
+    """The syntax tree, or None if there is none; what Python would only warn of is none of our business."""
     try:
-        return ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
 def _trees(source: str) -> list[ast.Module]:
-    tree = _parse(source)
+    tree = parse(source)
     return [tree] if tree is not None else []
 
 
@@ -142,7 +153,7 @@ def _longest(text: str, entry: str) -> ast.Module | None:
         return None
     for start in starts[:20]:
         for end in range(len(lines), start, -1):
-            tree = _parse("\n".join(lines[start:end]))
+            tree = parse("\n".join(lines[start:end]))
             if tree is not None:
                 if _defines(tree, entry):
                     return tree
@@ -156,12 +167,20 @@ def _bound(node: ast.stmt) -> set[str]:
         return {node.name}
     if isinstance(node, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-    stores = ast.Store | ast.Del
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, stores)}
+    names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load)}
+    inner = (part for part in ast.walk(node) if isinstance(part, Definition | ast.Import | ast.ImportFrom))
+    return names.union(*(_bound(part) for part in inner))
 
 
 def _used(node: ast.AST) -> set[str]:
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    """Names of the module that a piece of syntax reads or writes; variables of its own functions are not among them."""
+    table = symtable.symtable(ast.unparse(node), "part", "exec")
+    names, inner = {symbol.get_name() for symbol in table.get_symbols()}, table.get_children()
+    while inner:
+        scope = inner.pop()
+        names |= {symbol.get_name() for symbol in scope.get_symbols() if symbol.is_global()}
+        inner = [*inner, *scope.get_children()]
+    return names
 
 
 def _calls(node: ast.Expr) -> bool:
@@ -177,7 +196,7 @@ def _closure(tree: ast.Module, others: list[ast.Module], roots: set[str]) -> str
         missing = {*roots, *(name for node in [*kept, *lent] for name in _used(node))} - known
         stars = [node for node in other.body if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
         found = _reach(other, missing & {name for node in other.body for name in _bound(node)}) if missing else []
-        new = [node for node in found if not (_bound(node) & known)]
+        new = [node for node in found if _bound(node) - known and not _bound(node) & known]
         lent = [*(stars if missing else []), *new, *lent]
         known |= {name for node in new for name in _bound(node)}
     future = [node for node in kept if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
@@ -253,7 +272,7 @@ def why(outcome: Outcome) -> str:
     if outcome.status == "ok":
         return "ended before its tests did"
     if outcome.status == "killed":
-        return f"killed by signal {-(outcome.code or 0)}"
+        return f"killed by signal {-outcome.code}" if outcome.code else "killed"
     return outcome.stderr.strip().split("\n")[-1][:200] or f"exit status {outcome.code}"
 
 

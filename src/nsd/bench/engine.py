@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nsd.bench.arms import KINDS, NATIVE_MATCH
 from nsd.bench.metrics import Counters
 from nsd.bench.task import Problem
 
@@ -42,6 +43,9 @@ class Engine(Protocol):
     def unit(self, k: int) -> int:
         """The mechanism's own count for k proposals."""
 
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of arms that are run if none are named."""
+
     def facts(self) -> dict[str, Any]:
         """What identifies engine, target and drafter; the same in every process that may go on with a run."""
 
@@ -65,6 +69,13 @@ class OwnEngine:
     def unit(self, k: int) -> int:
         """The drafter's own count for k proposals."""
         return k if self.pair.drafter is None else self.pair.drafter.block_unit(k)
+
+    def kinds(self) -> tuple[str, ...]:
+        """AR, SD and NSD; sample-and-match too where it is the mechanism's own way; AR alone without a drafter."""
+        drafter = self.pair.drafter
+        if drafter is None or drafter.max_k == 0:
+            return ("ar",)
+        return KINDS if drafter.name in NATIVE_MATCH else tuple(kind for kind in KINDS if kind != "match")
 
     def facts(self) -> dict[str, Any]:
         """Names, number formats, drafting mode, gate, mask id, and the hashes of the weights."""

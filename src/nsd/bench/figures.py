@@ -8,6 +8,7 @@ from html import escape
 from math import floor, log10
 
 _WIDTH, _HEIGHT = 640.0, 340.0
+_LETTER, _LINE = 7.5, 14.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 20.0, 16.0, 48.0
 
 
@@ -24,11 +25,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points under one name; joined by a line or not."""
+    """Points under one name; joined by a line or not; of a colour of its own, or the next."""
 
     name: str
     points: Sequence[Point]
     joined: bool = True
+    colour: int | None = None
 
 
 class _Axes:
@@ -38,6 +40,7 @@ class _Axes:
         points = [p for s in series for p in s.points]
         xs = [v for p in points for v in (p.x, p.low, p.high) if v is not None]
         ys = [p.y for p in points]
+        self._labels: list[tuple[float, float, float]] = []
         self.x = _range(xs, False)
         self.y = _range(ys, zero)
 
@@ -46,6 +49,16 @@ class _Axes:
             _LEFT + (_WIDTH - _LEFT - _RIGHT) * (x - self.x[0]) / (self.x[1] - self.x[0]),
             _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * (y - self.y[0]) / (self.y[1] - self.y[0]),
         )
+
+    def room_for(self, label: str, a: float, b: float) -> tuple[float, float, str]:
+        """Where a label hides no earlier one: x, y, anchor; near the right edge, to the left of its point."""
+        width, right = _LETTER * len(label), a <= 0.75 * _WIDTH
+        left = a + 8 if right else a - 8 - width
+        y = b - 7
+        while y > _TOP and any(abs(y - v) < _LINE and left < hi and lo < left + width for lo, hi, v in self._labels):
+            y -= _LINE
+        self._labels.append((left, left + width, y))
+        return (a + 8, y, "start") if right else (a - 8, y, "end")
 
 
 def _range(values: Sequence[float], zero: bool) -> tuple[float, float]:
@@ -72,11 +85,12 @@ def plot(series: Sequence[Series], x: str, y: str, zero: bool = True, x_ticks: S
         return ""
     axes = _Axes(series, zero)
     parts = [_grid(axes, x, y, x_ticks)]
-    parts += [_series(axes, s, number) for number, s in enumerate(series)]
+    colours = [n if s.colour is None else s.colour for n, s in enumerate(series)]
+    parts += [_series(axes, s, colour) for colour, s in zip(colours, series, strict=True)]
     words = "; ".join(
         f"{s.name}: " + ", ".join(f"{p.label or f'{p.x:.4g}'} {p.y:.4g}" for p in s.points) for s in series
     )
-    key = "".join(f'<span class="k c{n % 6}">{escape(s.name)}</span>' for n, s in enumerate(series))
+    key = "".join(f'<span class="k c{n % 6}">{escape(s.name)}</span>' for n, s in zip(colours, series, strict=True))
     return (
         f'<svg viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" aria-label="{escape(f"{y} against {x}. {words}")}">'
         f'{"".join(parts)}</svg><div class="key">{key}</div>'
@@ -112,9 +126,8 @@ def _series(axes: _Axes, series: Series, number: int) -> str:
             parts.append(f'<line class="span" x1="{left:.1f}" x2="{right:.1f}" y1="{b:.1f}" y2="{b:.1f}"/>')
         parts.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4.5"/>')
         if p.label:
-            # A label at the right edge would leave the picture, so it stands to the left of its point.
-            side, anchor = (-8, "end") if a > 0.75 * _WIDTH else (8, "start")
-            parts.append(f'<text x="{a + side:.1f}" y="{b - 7:.1f}" text-anchor="{anchor}">{escape(p.label)}</text>')
+            x, y, anchor = axes.room_for(p.label, a, b)
+            parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(p.label)}</text>')
     return f'<g class="c{number % 6}">{"".join(parts)}</g>'
 
 

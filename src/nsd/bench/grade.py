@@ -23,17 +23,18 @@ FRACTION = re.compile(rf"({NUMBER.pattern})\s*/\s*({NUMBER.pattern})")
 MARK = re.compile(r"####|(?:final\s+)?answer\s*(?:is|:|=)+\**", re.IGNORECASE)
 SPACES = re.compile(r"(?<!\\)\\[,;: ]|~|\\quad\b|\\qquad\b|[\u00a0\u2009\u202f]")
 LONGEST = 2000  # characters of an answer; what is longer is no answer
+BOXES = 50  # looked at from the end; a text that repeats itself for ever has thousands
 
 
 def last_boxed(text: str) -> str | None:
     """What the last complete, non-empty \\boxed{...} or \\fbox{...} holds, braces balanced; \\boxed 5 gives 5."""
-    for found in reversed(list(re.finditer(r"\\f?box(?:ed)?\b\s*", text))):
+    for found in reversed(list(re.finditer(r"\\f?box(?:ed)?\b\s*", text))[-BOXES:]):
         inside = _braced(text, found.end())
         if inside is None and not text.startswith("{", found.end()):
             bare = re.match(r"[^\s${}.,]+", text[found.end() :])
             inside = bare.group() if bare else None
         if inside is not None and inside.strip():
-            return last_boxed(inside) or inside.strip()
+            return (last_boxed(inside) if "box" in inside and len(inside) < LONGEST else None) or inside.strip()
     return None
 
 
@@ -129,7 +130,8 @@ def answer_of(text: str, *, numeric: bool) -> tuple[str | None, str]:
     if marks:
         line = text[marks[-1].end() :].strip().split("\n", 1)[0]
         formula = re.match(r"\W*\$([^$]+)\$", line)
-        said = formula.group(1) if formula else last_number(line) if numeric else re.split(r"\.(?:\s|$)", line)[0]
+        clause = re.split(r"[.,;](?:\s|$)|\s(?:because|since|not)\s" if numeric else r"\.(?:\s|$)", line)[0]
+        said = formula.group(1) if formula else last_number(clause) if numeric else clause
         if numeric and said is not None and number(said) is None:
             said = last_number(said)
         if said and said.strip(" *:"):

@@ -10,6 +10,7 @@ Source: huggingface/Math-Verify, parse and verify with its own time limits off.
 
 from __future__ import annotations
 
+import atexit
 import json
 import subprocess
 import sys
@@ -89,6 +90,7 @@ class Judge:
 
 
 JUDGE = Judge()  # the one that tasks use
+atexit.register(JUDGE.close)
 
 
 def require_math_verify() -> None:

@@ -25,8 +25,8 @@ class Counters:
     """Sums over answers.
 
     stats as in decoding; pace counts tokens after the first by the time of their block divided by its tokens, gaps
-    counts blocks by their whole time (logarithmic bins); Q, weight and spent sum the ledger of fidelity over the answers
-    where it is known; guarantee is the smallest promised, None if any answer has none.
+    counts blocks by their whole time (logarithmic bins); Q, weight and spent sum the ledger of fidelity over the
+    answers where it is known; guarantee is the smallest promised, None if any answer has none.
     """
 
     stats: Stats = field(default_factory=Stats)
@@ -81,7 +81,8 @@ class Counters:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Counters:
         """The counters that `as_json` wrote."""
-        return _restored(cls, {**raw, "stats": _restored(Stats, raw["stats"])})
+        found: Counters = _restored(cls, {**raw, "stats": _restored(Stats, raw["stats"])})
+        return found
 
 
 def _plain(counted: Counters | Stats) -> dict[str, Any]:
@@ -247,7 +248,7 @@ def mean_Q(c: Counters) -> float | None:
 
 
 def mean_weight(c: Counters) -> float | None:
-    """Mean over answers of W = prod min(1, p/pi): estimates without bias how often an answer agrees with the target's."""
+    """Mean over answers of W = prod min(1, p/pi): estimates without bias how often answers agree."""
     return _ratio(c.sum_weight, c.with_weight)
 
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nsd.bench.report import Picture, Report, Section, Table
+    from nsd.bench.document import Picture, Report, Section, Table
 
 
 def page(report: Report) -> str:
@@ -28,7 +28,7 @@ def _anchor(section: Section) -> str:
 
 
 def _section(section: Section) -> str:
-    from nsd.bench.report import Table
+    from nsd.bench.document import Table
 
     inner, figures = [], []
     for part in section.parts:
@@ -40,7 +40,8 @@ def _section(section: Section) -> str:
             figures.append(_figure(part))
     pictures = f'<div class="figures">{"".join(figures)}</div>' if figures else ""
     anchor = _anchor(section)
-    return f'<section aria-labelledby="{anchor}"><h2 id="{anchor}">{escape(section.title)}</h2>{pictures}{"".join(inner)}</section>'
+    head = f'<h2 id="{anchor}">{escape(section.title)}</h2>'
+    return f'<section aria-labelledby="{anchor}">{head}{pictures}{"".join(inner)}</section>'
 
 
 def _figure(picture: Picture) -> str:
@@ -53,10 +54,11 @@ def _table(table: Table) -> str:
         f'<tr{_overall(row[0])}><th scope="row">{escape(row[0])}</th>{"".join(_cell(cell) for cell in row[1:])}</tr>'
         for row in table.rows
     )
-    headless = not any(table.head)
+    top = f"<thead><tr>{head}</tr></thead>" if any(table.head) else ""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.caption)}"><table>'
-        f"<caption>{escape(table.caption)}</caption>{'' if headless else f'<thead><tr>{head}</tr></thead>'}<tbody>{body}</tbody></table></div>"
+        f"<caption>{escape(table.caption)}</caption>"
+        f"{top}<tbody>{body}</tbody></table></div>"
     )
 
 

@@ -1,6 +1,7 @@
 """The figures that are publicly known of the paper's evaluation, each with its place in it, to stand beside one's own.
 
-Only what the public summary states is here; the full tables were not available. Source: arXiv 2610.07822, as summarised.
+Only what the public summary states is here; the full tables were not available.
+Source: arXiv 2610.07822, as summarised.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from typing import Any
 
 from nsd.bench.arms import Arm
 from nsd.bench.results import OVERALL, Model, Results, Row
+from nsd.bench.stats import Spread, shifted
 from nsd.trace.analyze import PAPER, PAPER_CORE
+
+Own = Spread | float | None
+"""One's own figure: with an interval, or a plain number, or none without a run that compares."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of the paper: whose it is, what it is, its value with its unit, where it stands, and one's own of it."""
+    """One figure of the paper: whose it is, what it is, its value and unit, where it stands, one's own of it."""
 
     model: str
     what: str
@@ -24,7 +29,7 @@ class Figure:
     unit: str
     digits: int
     source: str
-    own: Callable[[Results], float | None]
+    own: Callable[[Results], Own]
 
 
 def _model_of(results: Results, name: str) -> Model | None:
@@ -44,14 +49,14 @@ def _arm(model: Model, kind: str, theta: float | None, k: int | None) -> Arm | N
 def _own(
     name: str,
     kind: str,
-    value: Callable[[Row], float | None],
+    value: Callable[[Row], Own],
     task: str = OVERALL,
     theta: float | None = None,
     k: int | None = None,
-) -> Callable[[Results], float | None]:
+) -> Callable[[Results], Own]:
     """The same figure from one's own runs of the same model, arm and task; None without such a run."""
 
-    def found(results: Results) -> float | None:
+    def found(results: Results) -> Own:
         model = _model_of(results, name)
         arm = None if model is None else _arm(model, kind, theta, k)
         return (
@@ -61,18 +66,17 @@ def _own(
     return found
 
 
-def _tau(row: Row) -> float | None:
-    return None if row.tau is None else row.tau.value
+def _tau(row: Row) -> Own:
+    return row.tau
 
 
-def _score(row: Row) -> float:
-    return 100 * row.score.value
+def _score(row: Row) -> Own:
+    return shifted(row.score, 100, 0)
 
 
-def _over(kind: str) -> Callable[[Row], float | None]:
-    def found(row: Row) -> float | None:
-        speedup = row.over.get(kind)
-        return None if speedup is None or speedup.prefill_in is None else speedup.prefill_in.value
+def _over(kind: str) -> Callable[[Row], Own]:
+    def found(row: Row) -> Own:
+        return row.over[kind].prefill_in if kind in row.over else None
 
     return found
 
@@ -81,7 +85,7 @@ def _rate(row: Row) -> float | None:
     return row.counters.stats.tokens_per_second
 
 
-def _cells(value: Callable[[Results], float | None]) -> Callable[[Results], float | None]:
+def _cells(value: Callable[[Results], Own]) -> Callable[[Results], Own]:
     """A figure over all 30 cells of the paper, which only runs of all its models make comparable."""
     return lambda results: value(results) if results.cells.count == 30 else None
 
@@ -117,7 +121,7 @@ def _headline() -> list[Figure]:
             "%",
             1,
             where,
-            _cells(lambda r: r.cells.over_ar.value if r.cells.over_ar else None),
+            _cells(lambda r: r.cells.over_ar),
         ),
         Figure(
             who,
@@ -126,7 +130,7 @@ def _headline() -> list[Figure]:
             "%",
             2,
             where,
-            _cells(lambda r: r.cells.over_sd.value if r.cells.over_sd else None),
+            _cells(lambda r: r.cells.over_sd),
         ),
         Figure(who, f"{largest} AR", 5.16, "x", 2, where, _cells(lambda r: _largest(r.cells.max_over_ar))),
         Figure(who, f"{largest} SD", 3.15, "x", 2, "abstract", _cells(lambda r: _largest(r.cells.max_over_sd))),
@@ -141,13 +145,13 @@ def _headline() -> list[Figure]:
             "points",
             2,
             where,
-            _cells(lambda r: r.cells.points.value if r.cells.points else None),
+            _cells(lambda r: r.cells.points),
         ),
     ]
 
 
-def _largest(percent: float | None) -> float | None:
-    return None if percent is None else 1 + percent / 100
+def _largest(percent: Spread | None) -> Own:
+    return None if percent is None else shifted(percent, 0.01, 1)
 
 
 def _lengths() -> list[Figure]:
@@ -174,7 +178,7 @@ def _ablation() -> list[Figure]:
     found = []
     for size, task, theta, block, speedup, tau, score in _TABLE_2:
         at = f"{task}, θ={theta:g}, block {block}"
-        parts: list[tuple[str, float | None, str, Callable[[Row], float | None]]] = [
+        parts: list[tuple[str, float | None, str, Callable[[Row], Own]]] = [
             ("speed-up over AR", speedup, "x", _over("ar")),
             ("tau", tau, "tokens", _tau),
             ("score", score, "%", _score),
@@ -240,10 +244,10 @@ def _plausibility() -> list[Figure]:
     return [*found, core]
 
 
-def _analysed(name: str, scale: int) -> Callable[[Results], float | None]:
+def _analysed(name: str, scale: int) -> Callable[[Results], Own]:
     """From the traces of one's own runs, if they were recorded under the paper's settings."""
 
-    def found(results: Results) -> float | None:
+    def found(results: Results) -> Own:
         one: Any = results.analysis.get("estimates", {}).get(name, {})
         value = one.get("value") if one.get("paper") is not None else None
         return None if value is None else scale * value

@@ -8,13 +8,16 @@ from nsd.bench.figures import Point, Series, bars, plot
 from nsd.bench.metrics import acceptance_by_position, mean_ES
 from nsd.bench.results import Model, estimate
 
+_COLOURS = {"ar": 0, "sd": 1, "nsd": 2, "match": 3}
+_NAMES = {"ar": "AR", "sd": "SD", "match": "sample-and-match", "nsd": "NSD"}
 _RANK_EDGES = ((1, 1), (2, 2), (3, 5), (6, 10), (11, 100), (101, None))
 
 
 def of_model(m: Model) -> list[tuple[str, str]]:
     """Caption and SVG of each figure that a model's results have data for."""
+    prompts = m.row(m.arms[0]).prompts
     return [
-        ("Speed against score, over all tasks; bars are 95% intervals of the speed-up.", pareto(m)),
+        (f"Speed against score, over all tasks (n = {prompts}); bars are 95% intervals of the speed-up.", pareto(m)),
         ("τ against K.", tau_by_k(m)),
         ("Share accepted of tested proposals, by place in the block.", by_position(m)),
         ("Drafting and verification per token.", time_per_token(m)),
@@ -37,13 +40,9 @@ def pareto(m: Model) -> str:
         theta = f"θ={arm.theta:g}" if arm.theta is not None else arm.kind.upper()
         label = theta + (f" K={arm.k}" if arm.k and len(ks) > 1 else "")
         point = Point(1.0 if over is None else over.value, 100 * row.score.value, label, spread.low, spread.high)
-        groups.setdefault({"ar": "AR", "sd": "SD", "match": "sample-and-match"}.get(arm.kind, "NSD"), []).append(point)
-    return plot(
-        [Series(name, points, joined=False) for name, points in groups.items()],
-        "speed-up over AR",
-        "score, %",
-        zero=False,
-    )
+        groups.setdefault(arm.kind, []).append(point)
+    series = [Series(_NAMES[kind], points, joined=False, colour=_COLOURS[kind]) for kind, points in groups.items()]
+    return plot(series, "speed-up over AR", "score, %", zero=False)
 
 
 def tau_by_k(m: Model) -> str:
@@ -61,7 +60,11 @@ def tau_by_k(m: Model) -> str:
 def by_position(m: Model) -> str:
     """Acceptance at each place of the block, headline arms."""
     series = [
-        Series(arm.title, [Point(i + 1, v) for i, v in enumerate(acceptance_by_position(m.row(arm).counters))])
+        Series(
+            arm.title,
+            [Point(i + 1, v) for i, v in enumerate(acceptance_by_position(m.row(arm).counters))],
+            colour=_COLOURS[arm.kind],
+        )
         for arm in m.main
         if arm.k
     ]

@@ -8,91 +8,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nsd.bench import pictures
-
 from nsd.bench.bundle import BenchError, Key, StoredRun
+from nsd.bench.document import Picture, Report, Section, Table
 from nsd.bench.metrics import METRICS, histogram
 from nsd.bench.paper import figures as paper_figures
-from nsd.bench.results import OVERALL, Model, Quality, Results, Row, Speedup, estimate, results_of
+from nsd.bench.provenance import provenance, warnings
+from nsd.bench.results import OVERALL, Model, Results, Row, Speedup, estimate, results_of
 from nsd.bench.runner import trace_name
-from nsd.bench.stats import Estimate, Spread
+from nsd.bench.stats import Spread
+from nsd.bench.texts import NONE, number, own_text, points_text, score_text, span, speed_text, tau_text
 
-SCHEMA = 1
 NOT_MONOTONE = (
-    "Effects of θ and K need not be monotone: a larger set or a longer block keeps more at one position, but the texts then "
-    "part, and speed and score of a whole answer may go either way."
+    "Effects of θ and K need not be monotone: a larger set or a longer block keeps more at one position, but the "
+    "texts then part, and speed and score of a whole answer may go either way."
 )
-_NONE = "–"
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table: caption, headings, rows of texts; the first column names the row."""
-
-    caption: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A figure: caption and SVG; Markdown names it only."""
-
-    caption: str
-    svg: str
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A heading with what stands under it; level 2 or 3."""
-
-    title: str
-    parts: Sequence[str | Table | Picture]
-    level: int = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What is rendered: title, a line under it, sections, and the numbers behind all of it."""
-
-    title: str
-    lead: str
-    sections: Sequence[Section]
-    results: Results
-    with_paper: bool
-
-    def as_json(self) -> dict[str, Any]:
-        """All numbers, and the paper's beside them if asked for."""
-        found: dict[str, Any] = {"schema": SCHEMA, **self.results.as_json()}
-        if self.with_paper:
-            found["paper"] = [
-                {
-                    "model": f.model,
-                    "figure": f.what,
-                    "paper": f.value,
-                    "unit": f.unit,
-                    "source": f.source,
-                    "own": f.own(self.results),
-                }
-                for f in paper_figures()
-            ]
-        return found
-
-    def markdown(self) -> str:
-        """The report as Markdown, without pictures."""
-        lines = [f"# {self.title}", "", self.lead, ""]
-        for section in self.sections:
-            lines += [f"{'#' * section.level} {section.title}", ""]
-            for part in section.parts:
-                if isinstance(part, str):
-                    lines += [part, ""]
-                elif isinstance(part, Table):
-                    lines += [_markdown_table(part), ""]
-        return "\n".join(lines).rstrip() + "\n"
 
 
 def report_of(runs: Sequence[StoredRun], with_paper: bool = False) -> Report:
@@ -111,7 +44,7 @@ def report_of(runs: Sequence[StoredRun], with_paper: bool = False) -> Report:
         sections += [Section("Rejections and rescues", [_analysis_table(results.analysis)])]
     if with_paper:
         sections += [Section("Beside the paper", [_beside_paper(results), _PAPER_NOTE])]
-    sections += [Section("How this was run", [_provenance(m) for m in models] + _warnings(models))]
+    sections += [Section("How this was run", [*(provenance(m) for m in models), *warnings(models)])]
     names = ", ".join(run.name for run in runs)
     return Report(
         f"Benchmark: {_titles(models)}", f"Runs: {names}. {_headline(results)}", sections, results, with_paper
@@ -138,41 +71,6 @@ def write(report: Report, folder: Path) -> list[Path]:
     return [folder / name for name in contents]
 
 
-def speed_text(spread: Spread | None) -> str:
-    """A speed-up with its interval and sample size, or why it has no interval."""
-    found = estimate(spread)
-    if found.value is None:
-        return _NONE
-    return f"{found.value:.2f}x {_span(found, 2)}"
-
-
-def _span(found: Estimate, digits: int, scale: float = 1.0) -> str:
-    if found.low is None or found.high is None:
-        return f"(n = {found.n}, too few for an interval)"
-    return f"[{scale * found.low:.{digits}f}, {scale * found.high:.{digits}f}] (n = {found.n})"
-
-
-def _score_text(spread: Spread) -> str:
-    return f"{100 * spread.value:.2f}"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return _NONE if value is None else f"{value:.{digits}f}"
-
-
-def _tau_text(row: Row) -> str:
-    return _number(None if row.tau is None else row.tau.value, 2)
-
-
-def _points_text(quality: Quality | None) -> str:
-    if quality is None:
-        return _NONE
-    found = estimate(quality.difference)
-    span = "" if found.low is None or found.high is None else f" [{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
-    p = "" if quality.p is None else f", p = {quality.p:.3g}"
-    return f"{100 * quality.difference.value:+.2f}{span}{p}"
-
-
 def _titles(models: Sequence[Model]) -> str:
     return ", ".join(dict.fromkeys(m.title for m in models))
 
@@ -187,9 +85,9 @@ def _headline(results: Results) -> str:
         parts = [
             f"{speed_text(row.over[kind].prefill_in)} over {kind.upper()}" for kind in ("ar", "sd") if kind in row.over
         ]
-        score = f"score {_score_text(row.score)}"
+        score = f"score {score_text(row.score)}%"
         if "sd" in row.quality:
-            score += f" ({_points_text(row.quality['sd'])} points against SD)"
+            score += f" ({points_text(row.quality['sd'])}; points against SD)"
         found.append(f"{m.title}, {m.nsd.title}: {', '.join([*parts, score])}.")
     return " ".join(found)
 
@@ -216,11 +114,11 @@ def _main_table(m: Model) -> Table:
         cells = [task]
         for arm in m.main:
             row = m.row(arm, task)
-            cells += [_score_text(row.score)]
-            cells += [] if arm.kind == "ar" else [speed_text(_over(row, "ar")), _tau_text(row)]
+            cells += [score_text(row.score)]
+            cells += [] if arm.kind == "ar" else [speed_text(_over(row, "ar")), tau_text(row)]
         if nsd is not None:
             row = m.row(nsd, task)
-            cells += [speed_text(_over(row, "sd")), _points_text(row.quality.get("sd"))]
+            cells += [speed_text(_over(row, "sd")), points_text(row.quality.get("sd"))]
         rows.append(cells)
     return Table(f"{m.title}", head, rows)
 
@@ -232,24 +130,26 @@ def _over_all(results: Results) -> list[str]:
     lines = []
     for name, mean, most in (("AR", c.over_ar, c.max_over_ar), ("SD", c.over_sd, c.max_over_sd)):
         found = estimate(mean)
-        lines.append(f"{_number(found.value, 1)}% {_span(found, 1)} over {name}, at most {_number(most, 1)}%")
+        best = estimate(most)
+        whole = f"{number(found.value, 1)}% {span(found, 1)} over {name}"
+        lines.append(f"{whole}, in the best cell {number(best.value, 1)}% {span(best, 1)}")
     points = estimate(c.points)
-    score = f"score against SD: up in {c.up}, tied in {c.tied}, down in {c.down}; mean difference {_number(points.value, 2)} points"
+    score = f"up in {c.up}, tied in {c.tied}, down in {c.down}; mean difference {number(points.value, 2)} points"
     return [
-        f"Over all {c.count} cells (model × task), mean improvement in tokens/s: {'; '.join(lines)}. NSD is fastest in "
-        f"{c.fastest} of {c.count}. {score[0].upper()}{score[1:]} {_span(points, 2)}."
+        f"Over all {c.count} cell{'s' * (c.count > 1)} (model × task), mean improvement in tokens/s: "
+        f"{'; '.join(lines)}. NSD is fastest in {c.fastest} of {c.count}. Score against SD: {score} {span(points, 2)}."
     ]
 
 
 _HOW_MEASURED = (
-    "Scores are percent of answers that are right (mean over seeds: pass@1). A speed-up is a ratio of totals: tokens per "
-    "second over all prompts of a task, prefill in, against the same prompts and seeds. Brackets are 95% bootstrap "
+    "Scores are percent of answers that are right (mean over seeds: pass@1). A speed-up is a ratio of totals: tokens "
+    "per second over all prompts of a task, prefill in, against the same prompts and seeds. Brackets are 95% bootstrap "
     "intervals over n prompts, resampled in pairs; p is McNemar's, exact. τ is block-weighted, with the bonus or the "
     "replacement, without the token of the prefill. Overall rows are unweighted means over tasks."
 )
 _PAPER_NOTE = (
-    "Own cells are filled where a run is of the paper's model, task and setting, and empty elsewhere. Hardware differs, so "
-    "absolute times do not compare; ratios and lengths do."
+    "Own cells are filled where a run is of the paper's model, task and setting, and empty elsewhere. Hardware "
+    "differs, so absolute times do not compare; ratios and lengths do."
 )
 
 
@@ -260,11 +160,11 @@ def _grid(models: Sequence[Model]) -> list[Table | str]:
         relaxed = [arm for arm in m.arms if arm.kind == "nsd"]
         rows = []
         for arm in relaxed:
-            for task in (*m.tasks, OVERALL):
+            for task in (*m.tasks, OVERALL) if len(m.tasks) > 1 else m.tasks:
                 row = m.row(arm, task)
-                theta = _NONE if arm.theta is None else f"{arm.theta:g}"
+                theta = NONE if arm.theta is None else f"{arm.theta:g}"
                 speeds = [speed_text(_over(row, "ar")), speed_text(_over(row, "sd"))]
-                rows.append([task, str(arm.block), str(arm.k), theta, _score_text(row.score), *speeds, _tau_text(row)])
+                rows.append([task, str(arm.block), str(arm.k), theta, score_text(row.score), *speeds, tau_text(row)])
         if rows:
             unit = m.config["engine"].get("k_unit", "proposals")
             head = ["task", "block", "K", "θ", "score", "speed-up over AR", "over SD of the same K", "τ"]
@@ -301,7 +201,7 @@ def _metric_table(m: Model, caption: str, names: Sequence[str]) -> Table:
         metric = METRICS[name]
         unit = f", {metric.unit}" if metric.unit else ""
         rows.append(
-            [f"{metric.title}{unit}", *(_number(metric.of(m.row(arm).counters), metric.digits) for arm in m.main)]
+            [f"{metric.title}{unit}", *(number(metric.of(m.row(arm).counters), metric.digits) for arm in m.main)]
         )
     return Table(caption, head, rows)
 
@@ -347,12 +247,12 @@ def _analysis(runs: Sequence[StoredRun], models: Sequence[Model]) -> Any:
 def _analysis_table(analysis: Any) -> Table:
     rows = []
     for name, one in analysis["estimates"].items():
-        span = _NONE if one["low"] is None else f"[{one['low']:.4f}, {one['high']:.4f}]"
-        paper = one["not_compared"] or _number(one["paper"], 4)
+        span = NONE if one["low"] is None else f"[{one['low']:.4f}, {one['high']:.4f}]"
+        paper = one["not_compared"] or number(one["paper"], 4)
         rows.append(
             [
                 name.replace("_", " "),
-                _number(one["value"], 4) if one["value"] is not None else one["reason"] or _NONE,
+                number(one["value"], 4) if one["value"] is not None else one["reason"] or NONE,
                 span,
                 str(one["n"]),
                 paper,
@@ -366,72 +266,8 @@ def _analysis_table(analysis: Any) -> Table:
 def _beside_paper(results: Results) -> Table:
     rows = []
     for f in paper_figures():
-        own = f.own(results)
-        unit = f" {f.unit}" if f.unit else ""
-        rows.append(
-            [
-                f.model,
-                f.what,
-                f"{f.value:.{f.digits}f}{unit}",
-                "" if own is None else f"{own:.{f.digits}f}{unit}",
-                f.source,
-            ]
-        )
-    return Table(
-        "The paper's figures that are publicly known, and one's own", ["model", "figure", "paper", "own", "where"], rows
-    )
-
-
-def _provenance(m: Model) -> Table:
-    manifest, config = m.runs[0].manifest, m.config
-    engine, session = config["engine"], manifest["sessions"][-1]
-    hardware = session.get("hardware", {})
-    settings = {**config["settings"], "max_new_tokens": {t: o["max_new_tokens"] for t, o in config["tasks"].items()}}
-    facts = {
-        "runs": ", ".join(f"{r.name}{'' if r.complete else ' (partial)'}" for r in m.runs),
-        "engine, dtype, device": f"{engine.get('engine')}, {engine.get('dtype')}, {engine.get('device')}",
-        "drafting": f"{engine.get('drafting_mode')}; q {engine.get('draft_law')}; gate {engine.get('gate')}; mask id {engine.get('mask_id')}",
-        "K counts": engine.get("k_unit"),
-        "SD baseline": ", ".join({"sd": "p/q"}.get(name, name) for name in config["sd_baseline"]) or _NONE,
-        "nucleus ties": ", ".join(config["tie_variant"]) or _NONE,
-        "settings": _words(settings),
-        "seeds": ", ".join(map(str, sorted({s for r in m.runs for s in r.manifest["config"]["seeds"]}))),
-        "order": f"{config['order']}, prompt by prompt; warm-up of {config['warm_up_tokens']} tokens not counted",
-        "speed": f"{config['speed']['headline']}; {config['speed']['statistic']}",
-        "hardware": f"{hardware.get('cpu')}, {hardware.get('threads')} threads; {', '.join(hardware.get('gpus') or ['no GPU'])}",
-        "versions": _words(session.get("versions", {})),
-        "revision": session.get("revision") or "not in a repository",
-        "command": " ".join(session.get("command", [])),
-        "target's weights": _words(engine.get("target_hash", {})),
-        "drafter's weights": _words(engine.get("drafter_hash", {})),
-        "traces": "recorded; their evidence is part of the decision times"
-        if config.get("request", {}).get("trace")
-        else "not recorded",
-        "begun, finished": f"{manifest['created']}, {manifest.get('finished', 'not finished')}",
-    }
-    return Table(m.title, ["", ""], [[name, str(value)] for name, value in facts.items()])
-
-
-def _words(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {_words(v) if isinstance(v, dict) else str(v)[:40]}" for name, v in values.items())
-
-
-def _warnings(models: Sequence[Model]) -> list[str]:
-    """What a reader must know before quoting a number."""
-    found = []
-    for m in models:
-        if not all(run.complete for run in m.runs):
-            found.append(f"{m.title}: a run is partial; its numbers will change.")
-        if m.left_out:
-            found.append(f"{m.title}: {m.left_out} prompts that not all arms have answered are left out.")
-        machines = {json.dumps([s.get("hardware"), s.get("versions")]) for r in m.runs for s in r.manifest["sessions"]}
-        if len(machines) > 1:
-            found.append(
-                f"{m.title}: its sessions ran on different machines or versions, so times are not of one kind."
-            )
-    return found
-
-
-def _markdown_table(table: Table) -> str:
-    clean = [[cell.replace("|", "\\|") for cell in row] for row in (table.head, ["---"] * len(table.head), *table.rows)]
-    return f"**{table.caption}**\n\n" + "\n".join("| " + " | ".join(row) + " |" for row in clean)
+        unit = f" {f.unit}" if f.unit and f.unit != "x" else f.unit
+        own = own_text(f.own(results), f.digits, unit)
+        rows.append([f.model, f.what, f"{f.value:.{f.digits}f}{unit}", own, f.source])
+    head = ["model", "figure", "paper", "own", "where"]
+    return Table("The paper's figures that are publicly known, and one's own", head, rows)

@@ -24,7 +24,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """Of one arm over another on the same prompts: prefill in and decode only as ratios of totals, and prompt by prompt."""
+    """Of one arm over another on the same prompts: prefill in and decode only (ratios of totals), prompt by prompt."""
 
     prefill_in: Spread | None
     decode_only: Spread | None
@@ -37,7 +37,7 @@ class Speedup:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Score of one arm less another's: difference as a share, discordant answers, exact McNemar p (None for overall)."""
+    """Score of one arm less another's: difference as a share, discordant answers, exact McNemar p."""
 
     difference: Spread
     only_one: int
@@ -54,8 +54,8 @@ class Quality:
 class Row:
     """One arm on one task, or over all tasks.
 
-    score, tau and speed-ups with intervals; over and quality by the kind of arm compared with ("ar", "sd"); counters all
-    answers together; passes unbiased pass@k by k; prompts and answers counted.
+    score, tau and speed-ups with intervals; over and quality by the kind of arm compared with ("ar", "sd"); counters
+    of all answers together; passes unbiased pass@k by k; prompts and answers counted.
     """
 
     arm: Arm
@@ -140,15 +140,15 @@ class Model:
 class Cells:
     """The line over all cells (model x task) that have AR, SD and NSD.
 
-    Improvements in percent: mean with interval, and largest; fastest counts cells where NSD is ahead of both; score
-    against SD up, tied, down, and the mean difference in points.
+    Improvements in percent: mean, and that of the best cell, each with its interval; fastest counts cells where NSD
+    is ahead of both; score against SD up, tied, down, and the mean difference in points.
     """
 
     count: int
     over_ar: Spread | None
     over_sd: Spread | None
-    max_over_ar: float | None
-    max_over_sd: float | None
+    max_over_ar: Spread | None
+    max_over_sd: Spread | None
     fastest: int
     up: int
     tied: int
@@ -163,7 +163,10 @@ class Cells:
                 "ar": estimate(self.over_ar).as_json(),
                 "sd": estimate(self.over_sd).as_json(),
             },
-            "max_improvement_percent": {"ar": self.max_over_ar, "sd": self.max_over_sd},
+            "max_improvement_percent": {
+                "ar": estimate(self.max_over_ar).as_json(),
+                "sd": estimate(self.max_over_sd).as_json(),
+            },
             "nsd_fastest": self.fastest,
             "score_against_sd": {"up": self.up, "tied": self.tied, "down": self.down},
             "mean_score_difference_points": estimate(self.points).as_json(),
@@ -184,7 +187,7 @@ class Results:
             "models": [model.as_json() for model in self.models],
             "over_all_cells": self.cells.as_json(),
             "formulas": {name: metric.formula for name, metric in METRICS.items()},
-            "intervals": f"95%, bootstrap over problems in pairs, {st.RESAMPLES} resamples; none below {st.FEWEST} problems",
+            "intervals": f"95%, paired bootstrap over problems, {st.RESAMPLES} resamples; {st.FEWEST} problems or more",
             "analysis": dict(self.analysis),
         }
 
@@ -210,7 +213,7 @@ def _model(runs: Sequence[StoredRun]) -> Model:
         for record in run.records:
             if Key.of(record) in by_key:
                 raise BenchError(
-                    f"{'/'.join(map(str, Key.of(record)))} is in two of the runs, wanted parts that do not overlap; name one of them"
+                    f"{Key.of(record)} is in two of the runs, wanted parts that do not overlap; name one of them"
                 )
             by_key[Key.of(record)] = record
     tasks, left_out = {}, 0
@@ -222,7 +225,7 @@ def _model(runs: Sequence[StoredRun]) -> Model:
             tasks[task] = {a.name: _Sums(number, [by_key[Key(a.name, task, *at)] for at in shared]) for a in arms}
     if not tasks:
         raise BenchError(
-            f"run {runs[0].name} has no prompt that all arms answered, wanted at least one; nsd bench --resume {runs[0].name}"
+            f"run {runs[0].name} has no prompt that all arms answered, wanted one; nsd bench --resume {runs[0].name}"
         )
     rows = {(arm.name, task): _row(arm, task, sums, arms) for task, sums in tasks.items() for arm in arms}
     rows |= {(arm.name, OVERALL): _overall(arm, [rows[arm.name, task] for task in tasks]) for arm in arms}
@@ -356,8 +359,8 @@ def _cells(models: Sequence[Model]) -> Cells:
         count=len(rows),
         over_ar=st.average(percent["ar"]) if percent["ar"] else None,
         over_sd=st.average(percent["sd"]) if percent["sd"] else None,
-        max_over_ar=max((s.value for s in percent["ar"]), default=None),
-        max_over_sd=max((s.value for s in percent["sd"]), default=None),
+        max_over_ar=max(percent["ar"], key=lambda s: s.value, default=None),
+        max_over_sd=max(percent["sd"], key=lambda s: s.value, default=None),
         fastest=sum(a.value > 0 and b.value > 0 for a, b in zip(percent["ar"], percent["sd"], strict=True)),
         up=sum(s.value > 0 for s in scores),
         tied=sum(s.value == 0 for s in scores),

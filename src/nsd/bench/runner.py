@@ -1,8 +1,8 @@
 """Runs a benchmark: every arm answers every problem under every seed, interleaved, each answer recorded at once.
 
 Arms answer a prompt one after the other in an order that rotates from prompt to prompt, so that no arm always runs on a
-machine that another has warmed. The plan is a pure function of the configuration: a run that was killed goes on where it
-was, and what it lacks is exactly what has no record.
+machine that another has warmed. The plan is a pure function of the configuration: a run that was killed goes on where
+it was, and what it lacks is exactly what has no record.
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ What it does not protect from:
 - load: it shares the processors and the memory bus, and `processes` times `memory` may exceed what the machine has;
 - without namespaces: the network, processes that leave the group (a user of its own is still swept at the end);
 - started as an ordinary user without namespaces: everything else that this user runs or owns, its parent included.
-  For programs from someone who means harm use a virtual machine; this is for programs that are merely wrong.
+
+Made for Linux, and refused elsewhere. For programs from someone who means harm use a virtual machine; this is for
+programs that are merely wrong.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ class Isolation:
             "network": "no network namespace: the program can open connections",
             "pids": "no process namespace: processes that leave the group are found by their user alone, or not",
             "files": "no mount namespace: the program can write wherever its user can",
-            "own_user": "not started as root: the program runs as the present user",
+            "own_user": "not started as root: the program runs as the present user and can read its files",
         }
         return tuple(words for name, words in said.items() if not getattr(self, name))
 
@@ -110,6 +112,8 @@ def run(program: str, stdin: str = "", limits: Limits | None = None, *, namespac
 @cache
 def _ready() -> None:
     """Refuse to judge anything before an empty program has run: a missing library must not look like a wrong answer."""
+    if sys.platform != "linux":
+        raise SandboxError(f"got {sys.platform}, wanted Linux to run programs safely; score code in a Linux container")
     seen = _run("print('ready')", "", Limits(), True)
     if seen.status != "ok" or seen.stdout != "ready\n":
         raise SandboxError(

@@ -1,7 +1,7 @@
 """Intervals and tests for paired arms: bootstrap over problems, exact McNemar, unbiased pass@k.
 
-Arms answer the same problems with the same seeds, so everything is paired. Problems are resampled, never single answers:
-several seeds of one problem stay together. Resampling is seeded, so a report says the same each time.
+Arms answer the same problems with the same seeds, so everything is paired. Problems are resampled, never single
+answers: several seeds of one problem stay together. Resampling is seeded, so a report says the same each time.
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ def shifted(spread: Spread, scale: float, offset: float) -> Spread:
 def mcnemar(only_one: int, only_other: int) -> float:
     """Exact two-sided p of McNemar's test from the discordant pairs b and c.
 
-    p = min(1, 2 sum_{i <= min(b, c)} C(b + c, i) / 2^(b + c)), and 1 without discordant pairs. Pairs of one problem under
-    several seeds are treated as independent.
+    p = min(1, 2 sum_{i <= min(b, c)} C(b + c, i) / 2^(b + c)), and 1 without discordant pairs. Pairs of one problem
+    under several seeds are treated as independent.
     """
     n = only_one + only_other
     tail = sum(comb(n, i) for i in range(min(only_one, only_other) + 1))
-    return min(1.0, 2 * tail / 2**n)
+    return float(min(1.0, 2 * tail / 2**n))
 
 
 def pass_at_k(answers: int, correct: int, k: int) -> float:

@@ -104,7 +104,7 @@ class Task(ABC):
             origin = self._find(data_dir).name if data_dir is not None else "the data set"
             raise TaskDataError(
                 f"{origin} gives {len(kept)} problems of {self.name}, wanted {self.size}; fetch it again, "
-                f"or name the file {self.name}_sample.jsonl to use a part on purpose"
+                f"or name the file {self._stem}_sample.jsonl to use a part on purpose"
             )
         return [self._read(index, where, row) for index, (where, row) in enumerate(kept[:limit])]
 
@@ -113,7 +113,11 @@ class Task(ABC):
         return data_dir is not None and any((data_dir / name).is_file() for name in self._names())
 
     def _names(self) -> tuple[str, ...]:
-        return (*self.files, f"{self.name}_sample.jsonl")
+        return (*self.files, f"{self._stem}_sample.jsonl")
+
+    @property
+    def _stem(self) -> str:
+        return self.name.split("-")[0]  # variants of a task share their data
 
     def _sample(self, data_dir: Path | None) -> bool:
         return data_dir is not None and self._find(data_dir).name.endswith("_sample.jsonl")
@@ -130,7 +134,12 @@ class Task(ABC):
     def _local(self, data_dir: Path) -> list[tuple[str, Row]]:
         path = self._find(data_dir)
         rows: list[tuple[str, Row]] = []
-        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            what = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"cannot be read ({error.strerror})"
+            raise TaskDataError(f"{path} {what}, wanted one JSON object a line; fetch the file again") from error
+        for number, line in enumerate(text.split("\n"), 1):
             if not line.strip():
                 continue
             try:

@@ -1,4 +1,4 @@
-"""`nsd bench` runs an evaluation that survives a kill; `nsd report` shows it."""
+"""`nsd bench` runs an evaluation that survives a kill; `nsd report` shows it; `nsd sweep` searches settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from nsd.cli import options as o
 from nsd.cli.console import emit_json, note, talk, write
 
 if TYPE_CHECKING:
+    from nsd.bench.engine import Engine
     from nsd.bench.runner import Plan, Progress
+    from nsd.bench.task import Problem, Task
 
 _WHAT, _ARMS, _PLACE = "What is asked", "Arms", "The run on disk"
 _SECONDS_BETWEEN_LINES = 15
@@ -38,7 +40,10 @@ def bench(
     model: o.Model = "smollm2-135m",
     drafter: o.DrafterName = "ngram",
     draft: o.DraftOptions = None,
-    arms: Annotated[str, typer.Option("--arms", help="Of ar, sd, match, nsd.", rich_help_panel=_ARMS)] = "ar,sd,nsd",
+    arms: Annotated[
+        str | None,
+        typer.Option("--arms", help="Of ar, sd, match, nsd; default: all that fit the drafter.", rich_help_panel=_ARMS),
+    ] = None,
     rule: Annotated[str, typer.Option("--rule", help="Rule of the NSD arms.", rich_help_panel=_ARMS)] = "nsd",
     theta: Annotated[
         str | None, typer.Option("--theta", help="One or more thresholds, as 0.85,0.95.", rich_help_panel=_ARMS)
@@ -91,7 +96,7 @@ def bench(
         "model": o.folder_or_name(model),
         "drafter": o.folder_or_name(drafter),
         "draft": o.draft_options(draft),
-        "arms": [part.strip() for part in arms.split(",")],
+        "arms": None if arms is None else [part.strip() for part in arms.split(",")],
         "rule": o.without_none(
             rule=rule,
             ties=ties,
@@ -129,15 +134,14 @@ def run_request(
         runs, name = folder.parent, folder.name.removesuffix(PARTIAL)
         request = read_manifest(folder)["config"]["request"]
     _check(request)
+    problems = problems_of(request)
     pair = load_pair(request["model"], request["drafter"], request["draft"], **request["where"])
     engine = OwnEngine(pair, request["model"], request["drafter"], request["trace"])
-    plan = plan_of(request, engine)
+    plan = plan_of(request, engine, problems)
     name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{Path(request['model']).name}"
     config = {**plan.config(engine.facts()), "request": request}
     with RunWriter(runs, name, config, session_facts(sys.argv), repair) as bundle:
-        note(
-            f"run {name}: {len(plan.arms)} arms ({', '.join(arm.name for arm in plan.arms)}), interleaved, order rotating"
-        )
+        note(f"run {name}: {', '.join(arm.name for arm in plan.arms)}; interleaved in rotating order")
         if bundle.done:
             note(f"{len(bundle.done)} answers are recorded already")
         outcome = run(plan, engine, bundle, _Printer())
@@ -148,27 +152,35 @@ def run_request(
         note(f"complete: {folder}; nsd report {name} --runs {runs}")
         return
     note(
-        f"interrupted after {outcome.done} of {outcome.total}: {folder} is valid; nsd bench --resume {name} --runs {runs}"
+        f"interrupted after {outcome.done} of {outcome.total}; {folder} is valid; "
+        f"nsd bench --resume {name} --runs {runs}"
     )
     sys.exit(130)
 
 
-def plan_of(request: dict[str, Any], engine: Any) -> Plan:
-    """The plan that a request names: arms from its grid, problems from its tasks."""
+def problems_of(request: dict[str, Any]) -> list[tuple[Task, list[Problem]]]:
+    """Tasks with their problems, read before a model is loaded."""
+    from nsd.bench.task import find_tasks
+
+    data = None if request["data_dir"] is None else Path(request["data_dir"])
+    return [(task, task.load(data, request["limit"])) for task in find_tasks(request["tasks"], data)]
+
+
+def plan_of(request: dict[str, Any], engine: Engine, problems: list[tuple[Task, list[Problem]]]) -> Plan:
+    """The plan that a request names, with the arms of its grid."""
     from nsd.bench.arms import DEFAULT_THETA, arms_of
     from nsd.bench.runner import DEFAULT_MAX_NEW_TOKENS, Plan
-    from nsd.bench.task import find_tasks
 
     rule = request["rule"]
     thetas = request["theta"] or ([DEFAULT_THETA] if rule["rule"] == "nsd" else [])
-    arms = arms_of(request["arms"], engine.proposals, engine.unit, rule, thetas, request["k"], request["block_length"])
-    data = None if request["data_dir"] is None else Path(request["data_dir"])
-    tasks = find_tasks(request["tasks"], data)
+    # Under an exact rule there is nothing to relax: arm sd is all there is to run.
+    kinds = [kind for kind in request["arms"] or engine.kinds() if rule["rule"] != "sd" or kind != "nsd"]
+    arms = arms_of(kinds, engine.proposals, engine.unit, rule, thetas, request["k"], request["block_length"])
     most = request["max_new_tokens"]
-    if most is None and any(task.max_new_tokens >= DEFAULT_MAX_NEW_TOKENS for task in tasks):
+    if most is None and any(task.max_new_tokens >= DEFAULT_MAX_NEW_TOKENS for task, _ in problems):
         most = DEFAULT_MAX_NEW_TOKENS
     return Plan(
-        problems=[(task, task.load(data, request["limit"])) for task in tasks],
+        problems=problems,
         arms=arms,
         seeds=tuple(range(request["seed"], request["seed"] + request["seeds"])),
         settings=request["settings"],
@@ -198,6 +210,95 @@ def report(
     else:
         write(found.markdown())
     note(f"written: {', '.join(map(str, paths))}")
+
+
+def sweep(
+    tasks: Annotated[list[str] | None, typer.Option("--task", "--suite", help="Task or suite to try on.")] = None,
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder with the tasks' JSONL files.")] = None,
+    limit: Annotated[int, typer.Option("--limit", help="Prompts of each task at most.")] = 28,
+    model: o.Model = "smollm2-135m",
+    drafter: o.DrafterName = "ngram",
+    draft: o.DraftOptions = None,
+    k: Annotated[str, typer.Option("-k", "--k", help="K to try.")] = "2,4,7",
+    theta: Annotated[str, typer.Option("--theta", help="Thresholds to try.")] = "0.5,0.8,0.9,0.95",
+    cap: Annotated[str | None, typer.Option("--cap", help="Caps on the deviation of a step to try.")] = None,
+    modes: Annotated[str, typer.Option("--modes", help="Of default, sampled, greedy drafting.")] = "default",
+    max_deviation: Annotated[
+        float | None, typer.Option("--max-deviation", help="Limit: deviation of a step, held by a cap.")
+    ] = None,
+    max_mean_es: Annotated[float | None, typer.Option("--max-mean-es", help="Limit: mean deviation.")] = None,
+    max_score_drop: Annotated[
+        float | None, typer.Option("--max-score-drop", help="Limit: points of score below SD.")
+    ] = None,
+    min_agreement: Annotated[
+        float | None, typer.Option("--min-agreement", help="Limit: whole sequences; practically SD.")
+    ] = None,
+    temperature: Annotated[float, typer.Option("--temperature")] = 1.0,
+    max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", help="Default: each task's own.")] = None,
+    seed: o.Seed = 0,
+    out: Annotated[Path, typer.Option("--out", help="The configuration it writes, for --config.")] = Path("nsd.toml"),
+    dtype: o.Dtype = "auto",
+    engine: o.Engine = "auto",
+    device: o.Device = "auto",
+    threads: o.Threads = None,
+    json_output: o.Json = False,
+) -> None:
+    """Search K x theta (and cap, and drafting mode) for the fastest setting within a limit; write it as TOML."""
+    from nsd.bench.engine import OwnEngine
+    from nsd.bench.runner import Plan
+    from nsd.bench.sweep import Limits, as_toml, candidates_of
+    from nsd.bench.sweep import sweep as search
+    from nsd.bench.task import find_tasks
+    from nsd.cli.generate import load_pair
+    from nsd.errors import ConfigError
+
+    limits = Limits(max_deviation, max_mean_es, max_score_drop, min_agreement)
+    ks, thetas, caps = _numbers("-k", k, int), _numbers("--theta", theta, float), _numbers("--cap", cap, float)
+    kinds = [part.strip() for part in modes.split(",")]
+    if wrong := [kind for kind in kinds if kind not in ("default", "sampled", "greedy")]:
+        raise ConfigError(f"--modes got '{wrong[0]}', wanted default, sampled or greedy; try --modes sampled,greedy")
+    if min_agreement is not None:
+        note("an agreement over whole sequences is practically SD: next to nothing may be spent at each token")
+    found_tasks = find_tasks(tasks or ["toy"], data_dir)
+    names = o.folder_or_name(model), o.folder_or_name(drafter)
+    options = o.draft_options(draft)
+    where: dict[str, Any] = {"dtype": dtype, "engine": engine, "device": device, "threads": threads}
+    engines = {}
+    for kind in kinds:
+        own = options if kind == "default" else {**options, "greedy": kind == "greedy"}
+        engines[kind] = OwnEngine(load_pair(*names, own, **where), *names)
+        ks = [engines[kind].proposals(value) for value in ks]
+    plan = Plan(
+        problems=[(task, task.load(data_dir, limit)) for task in found_tasks],
+        arms=tuple(c.arm for c in candidates_of(ks[:1], thetas[:1], caps[:1], kinds[:1], limits)),
+        seeds=(seed,),
+        settings={"temperature": temperature},
+        max_new_tokens=max_new_tokens,
+    )
+    printer = _Lines()
+    found = search(engines, plan, candidates_of(ks, thetas, caps, kinds, limits), limits, printer)
+    pair = {"model": names[0], "drafter": names[1], "temperature": temperature, "draft": draft or []}
+    try:
+        out.write_text(as_toml(found, pair), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written ({error.strerror}), wanted a file; try --out FILE") from None
+    if json_output:
+        emit_json("sweep", {**found.as_json(), "config": str(out)})
+    else:
+        write(found.why + "\n")
+    note(f"written: {out}; use it with any command, such as nsd generate --config {out}")
+
+
+class _Lines:
+    """A line now and then: prompts so far and candidates left."""
+
+    def __init__(self) -> None:
+        self._last = monotonic()
+
+    def __call__(self, prompts: int, total: int, left: int) -> None:
+        if monotonic() - self._last >= _SECONDS_BETWEEN_LINES:
+            self._last = monotonic()
+            note(f"prompt {prompts} of {total} at most; {left} settings left")
 
 
 class _Printer:

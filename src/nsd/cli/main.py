@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from nsd import __version__
-from nsd.cli import compare, demo, doctor, generate, listing, theory, trace, train
+from nsd.cli import bench, compare, demo, doctor, generate, listing, theory, trace, train
+from nsd.cli.config import split_config
 from nsd.cli.console import ClosedPipe, talk
 from nsd.errors import NSDError
 
@@ -27,6 +28,9 @@ app.add_typer(listing.app, name="list", help="What there is: rules, drafters, mo
 app.command()(doctor.doctor)
 app.add_typer(theory.theory_app, name="theory", help="Exact figures for a step, a sequence, a speed-up.")
 app.command()(train.train)
+app.command()(bench.bench)
+app.command()(bench.report)
+app.command()(bench.sweep)
 app.command()(trace.audit)
 app.command()(trace.view)
 app.command()(trace.analyze)
@@ -55,7 +59,9 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1 or bool(os.environ.get("NSD_DEBUG"))
     try:
-        code = app(args=arguments, standalone_mode=False)
+        names = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+        rest, defaults = split_config(arguments, names)
+        code = app(args=rest, standalone_mode=False, default_map=defaults)
         sys.exit(code if isinstance(code, int) else 0)
     except (NSDError, _UsageProblem) as problem:
         if debug:

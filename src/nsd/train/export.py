@@ -52,6 +52,7 @@ def export(net: DraftLayer, origin: Origin, folder: Path) -> None:
 def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
+    (folder / SINGLE).chmod(0o644)  # safetensors writes files that only their owner can read
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     digest = hashlib.sha256((folder / SINGLE).read_bytes()).hexdigest()
     (folder / SUM).write_text(f"{digest}  {SINGLE}\n", encoding="utf-8")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nsd.bench import sandbox
-from nsd.bench.code import find_program, grade_code
+from nsd.bench.code import find_program, grade_code, parse
 from nsd.bench.task import HubSource, Problem, Row, Score, Task
 
 FIRST, LAST = 11, 510  # task ids of the test split
@@ -24,9 +24,10 @@ FIRST, LAST = 11, 510  # task ids of the test split
 
 def called(code: str, tests: Sequence[str]) -> str:
     """The function under test: of those that the reference defines, the first that the asserts call."""
-    defined = [node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    for test in tests:
-        for node in ast.walk(ast.parse(test)):
+    trees = [tree for text in (code, *tests) if (tree := parse(text)) is not None]
+    defined = [node.name for node in trees[0].body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    for tree in trees[1:]:
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in defined:
                 return node.func.id
     return defined[-1]

@@ -1,0 +1,64 @@
+"""How a run was made, and what a reader must know before quoting its numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from nsd.bench.document import Table
+from nsd.bench.results import Model
+from nsd.bench.texts import NONE
+
+
+def provenance(m: Model) -> Table:
+    """What a manifest says, as a table."""
+    manifest, config = m.runs[0].manifest, m.config
+    engine, session = config["engine"], manifest["sessions"][-1]
+    hardware = session.get("hardware", {})
+    gpus = ", ".join(hardware.get("gpus") or ["no GPU"])
+    settings = {**config["settings"], "max_new_tokens": {t: o["max_new_tokens"] for t, o in config["tasks"].items()}}
+    facts = {
+        "runs": ", ".join(f"{r.name}{'' if r.complete else ' (partial)'}" for r in m.runs),
+        "engine, dtype, device": f"{engine.get('engine')}, {engine.get('dtype')}, {engine.get('device')}",
+        "drafting mode, law of q": f"{engine.get('drafting_mode')}, {engine.get('draft_law')}",
+        "gate, mask id": f"{engine.get('gate')}, {'none' if engine.get('mask_id') is None else engine['mask_id']}",
+        "K counts": engine.get("k_unit"),
+        "SD baseline": ", ".join({"sd": "p/q"}.get(name, name) for name in config["sd_baseline"]) or NONE,
+        "nucleus ties": ", ".join(config["tie_variant"]) or NONE,
+        "settings": _words(settings),
+        "seeds": ", ".join(map(str, sorted({s for r in m.runs for s in r.manifest["config"]["seeds"]}))),
+        "order": f"{config['order']}, prompt by prompt; warm-up of {config['warm_up_tokens']} tokens not counted",
+        "speed": f"{config['speed']['headline']}; {config['speed']['statistic']}",
+        "hardware": f"{hardware.get('cpu')}, {hardware.get('threads')} threads; {gpus}",
+        "versions": _words(session.get("versions", {})),
+        "revision": session.get("revision") or "not in a repository",
+        "command": " ".join(session.get("command", [])),
+        "target's weights": _words(engine.get("target_hash", {})),
+        "drafter's weights": _words(engine.get("drafter_hash", {})),
+        "traces": "recorded; their evidence is part of the decision times"
+        if config.get("request", {}).get("trace")
+        else "not recorded",
+        "begun, finished": f"{manifest['created']}, {manifest.get('finished', 'not finished')}",
+    }
+    return Table(m.title, ["", ""], [[name, str(value)] for name, value in facts.items()])
+
+
+def _words(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {_words(v) if isinstance(v, dict) else str(v)[:40]}" for name, v in values.items())
+
+
+def warnings(models: Sequence[Model]) -> list[str]:
+    """What a reader must know before quoting a number."""
+    found = []
+    for m in models:
+        if not all(run.complete for run in m.runs):
+            found.append(f"{m.title}: a run is partial; its numbers will change.")
+        if m.left_out:
+            found.append(f"{m.title}: {m.left_out} prompts that not all arms have answered are left out.")
+        machines = {json.dumps([s.get("hardware"), s.get("versions")]) for r in m.runs for s in r.manifest["sessions"]}
+        if len(machines) > 1:
+            found.append(
+                f"{m.title}: its sessions ran on different machines or versions, so times are not of one kind."
+            )
+    return found
