@@ -49,9 +49,9 @@ class Request:
         if any(not text for text in self.stop):
             raise ConfigError("a stop string is empty, wanted at least one character; drop it or give --stop text")
         if self.rule.untempered and self.sampling.temperature != 0:
+            got = f"{self.sampling.temperature:g}"
             raise ConfigError(
-                f"rule {self.rule.name} got temperature {self.sampling.temperature:g}, wanted 0; try --temperature 0, or "
-                "--rule nsd"
+                f"rule {self.rule.name} got temperature {got}, wanted 0; try --temperature 0 or --rule nsd"
             )
         if self.agreement is not None and not 0 < self.agreement < 1:
             raise ConfigError(f"agreement is {self.agreement}, wanted a number in (0, 1); try --agreement 0.95")
