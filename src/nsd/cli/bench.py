@@ -163,7 +163,10 @@ def problems_of(request: dict[str, Any]) -> list[tuple[Task, list[Problem]]]:
     from nsd.bench.task import find_tasks
 
     data = None if request["data_dir"] is None else Path(request["data_dir"])
-    return [(task, task.load(data, request["limit"])) for task in find_tasks(request["tasks"], data)]
+    tasks = find_tasks(request["tasks"], data)
+    for task in tasks:
+        task.ready()
+    return [(task, task.load(data, request["limit"])) for task in tasks]
 
 
 def plan_of(request: dict[str, Any], engine: Engine, problems: list[tuple[Task, list[Problem]]]) -> Plan:

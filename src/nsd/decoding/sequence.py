@@ -37,7 +37,7 @@ class Sequence:
 
     @property
     def sampling(self) -> Sampling:
-        """How the target's law is made: as asked for, or at temperature 1 for a rule that looks beyond temperature 0."""
+        """How the target's law is made: as asked for, or at temperature 1 for a rule that looks beyond 0."""
         asked = self.request.sampling
         return replace(asked, temperature=1.0) if self.request.rule.untempered else asked
 
