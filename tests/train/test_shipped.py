@@ -119,5 +119,5 @@ def first_depth(drafter, taps, ids):
 def test_it_refuses_other_targets():
     from nsd.targets.toy import tiny_llama
 
-    with pytest.raises(ModelError, match="does not fit"):
+    with pytest.raises(ModelError, match="take the drafter made for this target"):
         load_drafter(shipped.NAME, tiny_llama())
