@@ -25,8 +25,8 @@ class NonFiniteTarget(NSDError, FloatingPointError):
         self.request, self.place = request, place
         where = f"place {place} of its block" if position is None else f"output position {position}"
         super().__init__(
-            f"the target gave no finite law for request {request} at {where}, wanted finite logits; try --dtype float32, "
-            "and nsd doctor to check the model"
+            f"the target gave no finite law for request {request} at {where}, wanted finite logits; "
+            "try --dtype float32, and nsd doctor to check the model"
         )
 
     def at(self, request: int, position: int) -> NonFiniteTarget:
