@@ -58,7 +58,7 @@ def main() -> None:
                 answers[name].append(pair.generate(prompt, max_deviation=cap, seed=number, **settings))
     print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {options.threads} threads, torch {torch.__version__},")
     print(
-        f"transformers {transformers.__version__}, nsd {nsd.__version__}: python -m {' '.join(sys.argv[1:]) or '...'}\n"
+        f"transformers {transformers.__version__}, nsd {nsd.__version__}: python -m benchmarks.cost {' '.join(sys.argv[1:])}\n"
     )
     rows = [_row(name, answers[name], answers["plain"]) for name in names]
     print("| cap eps | tokens/s | over plain | tau | mean ES | mean spent | rescued per 100 tokens |")

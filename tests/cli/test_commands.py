@@ -196,7 +196,14 @@ def test_ctrl_c_leaves_the_partial_text_and_exits_130():
         "--drafter",
         "none",
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ)
+    # A shell's background job starts with SIGINT ignored and hands that on; a user at a terminal does not.
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     first = process.stdout.read(20)
     process.send_signal(signal.SIGINT)
     rest, talk = process.communicate(timeout=60)
