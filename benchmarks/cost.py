@@ -57,9 +57,8 @@ def main() -> None:
                 cap = None if name == "none" else float(name)
                 answers[name].append(pair.generate(prompt, max_deviation=cap, seed=number, **settings))
     print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {options.threads} threads, torch {torch.__version__},")
-    print(
-        f"transformers {transformers.__version__}, nsd {nsd.__version__}: python -m benchmarks.cost {' '.join(sys.argv[1:])}\n"
-    )
+    command = " ".join(["python -m benchmarks.cost", *sys.argv[1:]])
+    print(f"transformers {transformers.__version__}, nsd {nsd.__version__}: {command}\n")
     rows = [_row(name, answers[name], answers["plain"]) for name in names]
     print("| cap eps | tokens/s | over plain | tau | mean ES | mean spent | rescued per 100 tokens |")
     print("|---|---|---|---|---|---|---|")
