@@ -58,10 +58,14 @@ def threshold(p: Tensor, theta: Column) -> Tensor:
     everything = (theta >= 1).nonzero().squeeze(-1)
     if len(everything):
         smallest[everything] = torch.where(p[everything] > 0, p[everything], torch.inf).amin(-1)
-    pending = ((theta > 0) & (theta < 1)).nonzero().squeeze(-1)
-    if len(pending):
-        smallest[pending], held = _threshold_above(take(p, pending), theta[pending])
-        pending = pending[held < theta[pending]]
+    between = (theta > 0) & (theta < 1)
+    # One cheap pass says which way a law goes; the first way says itself whether it sufficed.
+    flat = between & (mass_above(p, torch.full_like(smallest, _FLOOR)) < theta)
+    peaked = (between & ~flat).nonzero().squeeze(-1)
+    if len(peaked):
+        smallest[peaked], held = _threshold_above(take(p, peaked), theta[peaked])
+        flat[peaked] = held < theta[peaked]
+    pending = flat.nonzero().squeeze(-1)
     if len(pending):
         smallest[pending] = _threshold_by_piles(take(p, pending), theta[pending])
     return smallest
