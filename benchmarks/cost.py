@@ -46,7 +46,7 @@ def main() -> None:
     plain = Pair(pair.target, None)
     names = ["plain", *("none" if cap is None else f"{cap:g}" for cap in CAPS)]
     answers: dict[str, list[Completion]] = {name: [] for name in names}
-    settings = {"chat": True, "temperature": options.temperature, "max_new_tokens": tokens}
+    settings = {"chat": True, "accounting": "full", "temperature": options.temperature, "max_new_tokens": tokens}
     pair.generate(prompts[0], **{**settings, "max_new_tokens": 8})
     for number, prompt in enumerate(prompts):
         turn = number % len(names)

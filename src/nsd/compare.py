@@ -142,6 +142,8 @@ def compare(
 ) -> Comparison:
     """Run all arms on all prompts. settings belong to the NSD arm; SD shares all but the rule, AR also drafts nothing.
 
+    Every figure of speed comes with the exact price, so accounting is full unless settings say otherwise.
+
     on_block(arm, prompt number, event) is called as events come. Seeds are the given one plus the repeat.
     """
     if not prompts:
@@ -151,6 +153,7 @@ def compare(
         raise ConfigError(
             f"repeats is {repeats} from seed {seed}, wanted at least 1 and seeds below 2^64; try --repeats 5"
         )
+    settings = {"accounting": "full", **settings}
     exact = {k: v for k, v in settings.items() if k not in _RULE_SETTINGS}
     runs = {
         "ar": (Pair(pair.target, None), {**exact, "rule": "sd", "k": None, "block_length": None}),

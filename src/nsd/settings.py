@@ -48,7 +48,7 @@ class Settings(BaseModel):
     seed: int = 0
     ignore_eos: bool = False
     logprobs: Literal["processed", "raw"] | None = None
-    accounting: Literal["off", "rescues", "full"] = "full"
+    accounting: Literal["off", "rescues", "full"] = "rescues"
     trace: bool = False
     trace_laws: int = Field(default=0, ge=0)
 

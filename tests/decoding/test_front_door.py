@@ -91,6 +91,16 @@ def test_a_capped_run_has_its_ledger_at_every_accounting_level():
         assert answer.fidelity.weight is not None
 
 
+def test_deviation_is_estimated_for_nothing_unless_the_exact_figure_is_asked_for():
+    asked = {"rule": "nsd", "theta": 0.9, "max_new_tokens": 60, "seed": 3}
+    plain, exact = PAIR.generate([0, 1], **asked), PAIR.generate([0, 1], **asked, accounting="full")
+    assert plain.token_ids == exact.token_ids and plain.stats.rescued > 0
+    values = plain.stats.as_json()
+    assert values["mean_ES_kind"] == "estimated by the rescue rate"
+    assert values["mean_ES"] == pytest.approx(plain.stats.rescued / plain.stats.tested)
+    assert exact.stats.as_json()["mean_ES_kind"] == "exact"
+
+
 def test_every_null_in_the_report_has_its_reason():
     def check(values):
         for name, value in values.items():

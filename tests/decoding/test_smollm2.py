@@ -97,7 +97,15 @@ def test_excess_of_real_positions_equals_float64(skipping, target):
     theta, checked = 0.9, 0
     for seed, text in enumerate(PROMPTS):
         answer = skipping.generate(
-            text, chat=True, theta=theta, k=4, temperature=1.0, seed=seed, max_new_tokens=80, ignore_eos=True
+            text,
+            chat=True,
+            theta=theta,
+            k=4,
+            temperature=1.0,
+            seed=seed,
+            max_new_tokens=80,
+            ignore_eos=True,
+            accounting="full",
         )
         # Whatever was tested stands behind a committed prefix, so one pass over the whole answer has all the rows.
         p, q = (_laws(model, answer) for model in (target, skipping.drafter.model))
