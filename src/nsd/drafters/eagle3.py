@@ -22,7 +22,7 @@ deepspec/modeling/eagle3; speculators src/speculators/models/eagle3/core.py; sgl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -46,7 +46,7 @@ from nsd.drafters.checkpoint import (
 )
 from nsd.drafters.drawing import Pen
 from nsd.drafters.feature_chain import ChainDrafter, ChainNet
-from nsd.drafters.packed import unpacked
+from nsd.drafters.packed import Packed, unpacked
 from nsd.drafters.recognise import architectures, is_eagle3
 from nsd.errors import ModelError
 from nsd.nn import (
@@ -54,6 +54,7 @@ from nsd.nn import (
     DecoderConfig,
     Dense,
     KVCache,
+    Projection,
     Rows,
     Shapes,
     decoder_config,
@@ -61,6 +62,7 @@ from nsd.nn import (
     layer_weights,
     rms_norm,
 )
+from nsd.nn.quantised import FORMS
 from nsd.targets.base import Target
 
 recognises = is_eagle3
@@ -138,18 +140,36 @@ class EagleShape:
 
 
 class EagleNet(ChainNet):
-    """The network. embed takes ids [N] to [N, hidden]: the checkpoint's own table where it has one."""
+    """The network. embed takes ids [N] to [N, hidden]: the checkpoint's own table where it has one.
 
-    def __init__(self, shape: EagleShape, tensors: Mapping[str, Tensor], embed: Map, where: str) -> None:
+    form, if given, is how its matrices are kept (see `nsd.nn.quantised`), and dtype what it computes in; else both are
+    as the tensors are.
+    """
+
+    def __init__(
+        self,
+        shape: EagleShape,
+        tensors: Mapping[str, Tensor],
+        embed: Map,
+        where: str,
+        form: Callable[[Dense], Projection] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         layers = [layer_weights(config, tensors, prefix) for config, prefix in shape.layers()]
-        norm = tensors["norm.weight"]
-        self.shape, self.decoder = shape, Decoder(shape.decoder, layers, norm, norm.dtype)
-        self.fuse, self.head, self.embed = Dense(tensors["fc.weight"]), Dense(tensors["lm_head.weight"]), embed
+        dtype = dtype or tensors["norm.weight"].dtype
+        small = {name: t.to(dtype) for name, t in tensors.items() if "norm" in name}
+        fuse, head = Dense(tensors["fc.weight"]), Dense(tensors["lm_head.weight"])
+        self.fuse: Projection = fuse if form is None else form(fuse)
+        self.head: Projection = head if form is None else form(head)
+        if form is not None:
+            layers = [layer.mapped(form, dtype) for layer in layers]
+        self.shape, self.embed = shape, embed
+        self.decoder = Decoder(shape.decoder, layers, small["norm.weight"], dtype)
         if shape.own_embedding:
-            table = tensors["embed_tokens.weight"]
+            table = tensors["embed_tokens.weight"].to(dtype)
             self.embed = lambda ids: functional.embedding(ids, table)
-        self.input_norm = tensors.get("input_norm.weight")
-        self.fc_norms = [tensors[f"fc_norm.{i}.weight"] for i in range(len(shape.taps))] if shape.fc_norm else None
+        self.input_norm = small.get("input_norm.weight")
+        self.fc_norms = [small[f"fc_norm.{i}.weight"] for i in range(len(shape.taps))] if shape.fc_norm else None
         self.ids = reduced_ids(tensors["d2t"], tensors.get("t2d"), shape.vocab, where) if shape.reduced else None
         self.parameters = sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
 
@@ -266,7 +286,9 @@ def load(
     if not shape.own_embedding and shape.decoder.hidden != target.hidden:
         width = f"width {shape.decoder.hidden} is not the target's"
         raise ModelError(f"{checkpoint.folder} lacks embed_tokens.weight, and its {width}; fetch it again")
-    tensors = checkpoint.load(shape.tensors(), target.device, target.dtype, ignored=_IGNORED)
+    form = _form(checkpoint, target)
+    stored = target.dtype if form is None else torch.float32
+    tensors = checkpoint.load(shape.tensors(), target.device, stored, ignored=_IGNORED)
     embed = _own if shape.own_embedding else lent_ends(target)[0]
     facts = {
         "mechanism": "EAGLE-3",
@@ -275,10 +297,19 @@ def load(
         "embedding": "own" if shape.own_embedding else "the target's",
         "draft_vocab": shape.draft_vocab,
     }
-    net = EagleNet(shape, tensors, embed, checkpoint.where)
+    net = EagleNet(shape, tensors, embed, checkpoint.where, form, target.dtype)
     pen = Pen(greedy, target.vocab, target.absent, target.device)
     k = shape.default_k if default_k is None else default_k
     return ChainDrafter("eagle3", net, pen, shape.taps, k, shape.max_k, facts)
+
+
+def _form(checkpoint: Checkpoint, target: Target) -> Callable[[Dense], Projection] | None:
+    """Rows of bytes stay bytes where there is a kernel for them, bfloat16 on a CPU; all else is computed as it is read.
+
+    The codes are those of the file, since a scale rounded to bfloat16 moves none of them by half a step.
+    """
+    fits = isinstance(checkpoint, Packed) and target.device.type == "cpu" and target.dtype == torch.bfloat16
+    return FORMS["int8"] if fits else None
 
 
 def _own(_: Tensor) -> Tensor:

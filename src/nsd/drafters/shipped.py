@@ -16,14 +16,19 @@ from nsd.targets.base import Target
 
 NAME = "smollm2-eagle3"
 FOLDER = Path(__file__).parent / "smollm2"
-DEFAULT_K = 3
-"""int8 verification on a CPU takes four rows at the price of one: anchor and three drafts."""
+DEFAULT_KS = {"float32": 4, "bfloat16": 4, "int8": 3, "int4": 3}
+"""Proposals per block by the target's format: `python -m benchmarks.local --cells k` prints the fastest.
+
+int8 verification on a CPU takes four rows at the price of one (anchor and three drafts) and a fifth at that of two.
+"""
+OTHER_K = 3
 
 
-def smollm2_eagle3(target: Target, greedy: bool = False, default_k: int = DEFAULT_K) -> ChainDrafter:
+def smollm2_eagle3(target: Target, greedy: bool = False, default_k: int | None = None) -> ChainDrafter:
     """Load it for smollm2-135m, or a model of its shape. Raises ModelError for a damaged file or another target."""
     require_whole()
-    drafter = eagle3.load(target, FOLDER, greedy=greedy, default_k=default_k)
+    k = DEFAULT_KS.get(target.dtype_name, OTHER_K) if default_k is None else default_k
+    drafter = eagle3.load(target, FOLDER, greedy=greedy, default_k=k)
     drafter.name = NAME
     return drafter
 

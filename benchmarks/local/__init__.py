@@ -1,0 +1,1 @@
+"""What the embedded model reaches on this machine, against everything one would pick: `python -m benchmarks.local`."""
