@@ -28,6 +28,12 @@ def nsd(capsys, monkeypatch):
         (("--temperatures", "1,cold"), "--temperatures got '1,cold', wanted positive numbers"),
         (("--temperatures", "0"), "wanted positive numbers"),
         (("--budget-minutes", "0"), "--budget-minutes is 0"),
+        (("--layers", "0"), "--layers is 0, wanted at least 1"),
+        (("--block", "0"), "--block is 0"),
+        (("--depth-shares", "0,0"), "--depth-shares got '0,0', wanted shares of at least 0"),
+        (("--depth-shares", "x"), "--depth-shares got 'x', wanted numbers with commas"),
+        (("--warm-up-share", "1.5"), "--warm-up-share is 1.5, wanted a number in [0, 1]"),
+        (("--peak", "0"), "--peak is 0, wanted a learning rate"),
     ],
 )
 def test_numbers_that_make_no_run_are_one_line(nsd, tmp_path, options, words):

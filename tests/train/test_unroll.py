@@ -7,17 +7,18 @@ from torch.nn import functional
 from nsd.drafters.load import load_drafter
 from nsd.targets.toy import tiny_llama
 from nsd.train.export import Origin, export
-from nsd.train.run import default_taps, ends, new_net, target_ends
+from nsd.train.kinds import ends, new_net, target_ends
+from nsd.train.run import default_taps
 
 DEPTHS = 4
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+@pytest.fixture(scope="module", params=[1, 2], ids=["one layer", "two layers"])
+def trained(request, tmp_path_factory):
     """A target, a net with noise in every weight, and the folder it was exported to."""
     folder, target = tmp_path_factory.mktemp("unroll"), tiny_llama(layers=6)
     taps = default_taps(target.layers)
-    net = new_net(target, taps)
+    net = new_net(target, taps, request.param)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name in net.names:

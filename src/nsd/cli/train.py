@@ -20,6 +20,7 @@ _TEXT, _RUN = "Text", "Training"
 def train(
     out: Annotated[Path, typer.Option("--out", help="Folder of the run; text, checkpoints and results lie there.")],
     model: o.Model = "smollm2-135m",
+    kind: Annotated[str, typer.Option("--kind", help="eagle3, dspark, dflash, mtp or draft-model.")] = "eagle3",
     prompts: Annotated[
         Path | None, typer.Option("--prompts", help="JSONL with a prompt per line.", rich_help_panel=_TEXT)
     ] = None,
@@ -35,6 +36,14 @@ def train(
     temperatures: Annotated[
         str, typer.Option("--temperatures", help="Temperatures of the answers.", rich_help_panel=_TEXT)
     ] = "1.0,0.7",
+    rows: Annotated[int, typer.Option("--rows", help="Chats side by side in a shard.", rich_help_panel=_TEXT)] = 128,
+    positions: Annotated[int, typer.Option("--positions", help="Tokens of a chat.", rich_help_panel=_TEXT)] = 288,
+    one_turn: Annotated[
+        bool, typer.Option("--one-turn", help="A chat ends with its first answer.", rich_help_panel=_TEXT)
+    ] = False,
+    text: Annotated[
+        Path | None, typer.Option("--text", help="Run whose text to train on; none is written.", rich_help_panel=_TEXT)
+    ] = None,
     max_disk: Annotated[
         float, typer.Option("--max-disk", help="GB that text may take on disk.", rich_help_panel=_TEXT)
     ] = 8.0,
@@ -47,11 +56,32 @@ def train(
     ] = None,
     steps: Annotated[int, typer.Option("--steps", help="Training steps.", rich_help_panel=_RUN)] = 2_500,
     draft_vocab: Annotated[int, typer.Option("--draft-vocab", help="Ids it can draft.", rich_help_panel=_RUN)] = 8192,
+    layers: Annotated[
+        int | None,
+        typer.Option("--layers", help="Layers of the drafter (1; blocks and models 2).", rich_help_panel=_RUN),
+    ] = None,
+    block: Annotated[int, typer.Option("--block", help="Proposals of a block.", rich_help_panel=_RUN)] = 7,
+    rank: Annotated[int, typer.Option("--rank", help="Rank of DSpark's Markov head.", rich_help_panel=_RUN)] = 64,
+    width: Annotated[
+        int | None, typer.Option("--width", help="Width of a draft model (half the target's).", rich_help_panel=_RUN)
+    ] = None,
+    init: Annotated[
+        Path | None,
+        typer.Option("--init", help="Run or float32 folder to take first weights from.", rich_help_panel=_RUN),
+    ] = None,
+    depth_shares: Annotated[
+        str, typer.Option("--depth-shares", help="Time for depths 1, 2, ...", rich_help_panel=_RUN)
+    ] = "0.3,0.2,0.5",
+    warm_up_share: Annotated[
+        float, typer.Option("--warm-up-share", help="Time with cross-entropy alone.", rich_help_panel=_RUN)
+    ] = 0.35,
+    peak: Annotated[float, typer.Option("--peak", help="Highest learning rate.", rich_help_panel=_RUN)] = 1.5e-3,
+    batch: Annotated[int, typer.Option("--batch", help="Chats per step.", rich_help_panel=_RUN)] = 8,
     seed: o.Seed = 0,
     dtype: Annotated[str, typer.Option("--dtype", help="The target's: bfloat16 or float32.")] = "bfloat16",
     threads: o.Threads = None,
 ) -> None:
-    """Train an EAGLE-3 drafter; a run that was stopped goes on where it was, bit for bit."""
+    """Train a drafter; a run that was stopped goes on where it was, bit for bit."""
     from nsd.targets.load import load_target
     from nsd.train.run import Options
     from nsd.train.run import train as run
@@ -67,40 +97,69 @@ def train(
         steps=steps,
         workers=workers,
         max_disk=max_disk,
-        temperatures=_numbers(temperatures),
+        temperatures=_positive(temperatures),
         draft_vocab=draft_vocab,
+        kind=kind,
+        rows=rows,
+        positions=positions,
+        one_turn=one_turn,
+        text=text,
+        layers=0 if layers is None else layers,
+        block=block,
+        rank=rank,
+        width=width or 0,
+        init=init,
+        depth_shares=_numbers(depth_shares, "--depth-shares", "0,0.2,0.8"),
+        warm_up_share=warm_up_share,
+        peak=peak,
+        batch=batch,
         dtype=dtype,
         device="cpu",
     )
-    _check(options)
+    _check(options, layers, width)
     target = load_target(options.model, dtype=dtype, device="cpu", threads=threads, engine="transformers")
     for line in _lines(run(options, target, _printer())):
         note(line)
-    note(f"written: {out / 'float32'} and {out / 'int8'}; use either as --drafter")
 
 
-def _numbers(text: str) -> tuple[float, ...]:
+def _numbers(text: str, flag: str, example: str) -> tuple[float, ...]:
     from nsd.errors import ConfigError
 
     try:
-        values = tuple(float(part) for part in text.split(","))
+        return tuple(float(part) for part in text.split(","))
     except ValueError:
+        raise ConfigError(f"{flag} got '{text}', wanted numbers with commas; try {flag} {example}") from None
+
+
+def _positive(text: str) -> tuple[float, ...]:
+    from nsd.errors import ConfigError
+
+    try:
+        values = _numbers(text, "--temperatures", "1.0,0.7")
+    except ConfigError:
         values = ()
     if not values or min(values) <= 0:
         raise ConfigError(f"--temperatures got '{text}', wanted positive numbers; try --temperatures 1.0,0.7")
     return values
 
 
-def _check(options: Any) -> None:
+def _check(options: Any, layers: int | None, width: int | None) -> None:
     """Refuse numbers that make no run."""
     from nsd.errors import ConfigError
+    from nsd.train.schedule import depth_shares
 
-    limits = {"text_tokens": options.text_tokens, "steps": options.steps, "workers": options.workers}
-    limits |= {"draft_vocab": options.draft_vocab}
+    names = ("text_tokens", "steps", "workers", "draft_vocab", "batch", "rows", "positions", "block", "rank")
+    limits = {name: getattr(options, name) for name in names}
+    limits |= {name: value for name, value in (("layers", layers), ("width", width)) if value is not None}
     for name, value in limits.items():
         if value < 1:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} is {value}, wanted at least 1; leave it out for the default")
+    if not 0 <= options.warm_up_share <= 1:
+        raise ConfigError(f"--warm-up-share is {options.warm_up_share:g}, wanted a number in [0, 1]; try 0.35")
+    if not 0 < options.peak < 1:
+        raise ConfigError(f"--peak is {options.peak:g}, wanted a learning rate in (0, 1); try 0.0015")
+    depth_shares(options.depth_shares)
     if options.budget_minutes is not None and options.budget_minutes <= 0:
         raise ConfigError(f"--budget-minutes is {options.budget_minutes:g}, wanted more than 0; try 60")
 

@@ -28,13 +28,12 @@ class Frame:
 
 
 def frame(target: Target) -> Frame:
-    """The frame of this target's chats; a bare one (begin-of-text only) where it has no chat template."""
+    """The frame of this target's chats; a bare one (the tokenizer's prefix, if any) where it has no chat template."""
     encode = target.tokenizer.encode
     try:
         one, two = (target.tokenizer.chat([_user(text)]) for text in (_FIRST, _SECOND))
     except ModelError:
-        head = tuple(target.tokenizer.prefix)
-        return Frame(head or tuple(sorted(target.eos)[:1]), (), None, False)
+        return Frame(tuple(target.tokenizer.prefix), (), None, False)  # as a plain prompt is decoded
     head, ask = _around(one, two)
     inner = list(one[len(head) : len(one) - len(ask)])
     if inner != encode(_FIRST):  # the template touches the text at its borders: keep to whole tokens at least

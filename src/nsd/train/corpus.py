@@ -106,6 +106,16 @@ class Corpus:
         )
 
 
+def chain_mask(kinds: Tensor, depth: int, wanted: int) -> Tensor:
+    """Which rows [B, T] have a whole chain of sampled tokens: kinds of tokens t + 2 .. t + depth + 1 are >= wanted."""
+    good = kinds >= wanted
+    mask = torch.ones_like(good)
+    for step in range(1, depth + 1):
+        mask[:, :-step] &= good[:, step:]
+        mask[:, -step:] = False
+    return mask
+
+
 def draft_vocabulary(tokens: Array, vocab: int, size: int, always: Sequence[int]) -> Tensor:
     """The `size` most frequent ids of training text, ascending; `always` are in, ties go to the lower id."""
     counts = np.bincount(tokens, minlength=vocab).astype(np.int64)

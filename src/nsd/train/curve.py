@@ -51,7 +51,7 @@ def _panel(entries: Sequence[dict[str, Any]], panel: int, left: float, width: fl
         x = left + width * step / last
         parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 20}" text-anchor="middle" fill="#444">{step}</text>')
     parts.append(f'<text x="{left + width / 2:.1f}" y="{_HEIGHT - 4}" text-anchor="middle" fill="#444">step</text>')
-    for depth in range(_DEPTHS):
+    for depth in range(min(_DEPTHS, len(entries[0]["figures"][panel]["kept"]))):
         line = [(e["step"], e["figures"][panel]["kept"][depth]) for e in entries]
         points = " ".join(at(step, value) for step, value in line)
         colour = _COLOURS[depth]

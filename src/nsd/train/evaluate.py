@@ -15,17 +15,18 @@ from torch.nn import functional
 
 from nsd.laws import threshold
 from nsd.train.corpus import Batch, Corpus
-from nsd.train.losses import CHUNK, target_law
-from nsd.train.net import DraftLayer
+from nsd.train.losses import CHUNK, logits, target_law
+from nsd.train.student import Student
 from nsd.train.text import ANSWERED
 
 DEPTHS = 6
-"""Depths that are looked at."""
+"""Depths that are looked at, if the drafter has as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one temperature: 1 - TV by depth, NSD's acceptance by depth, and taus for 3 and 4 proposals."""
+    """Of one temperature: 1 - TV by depth, NSD's acceptance by depth, and taus for 3 and 4 proposals (or as many as
+    there are)."""
 
     temperature: float
     kept: tuple[float, ...]
@@ -33,16 +34,6 @@ class Figures:
     tau_sd: dict[int, float]
     tau_nsd: dict[int, float]
     chains: int
-
-
-def chain_mask(kinds: Tensor, depth: int, wanted: int) -> Tensor:
-    """Which rows [B, T] have a whole chain of sampled tokens: kinds of tokens t + 2 .. t + depth + 1 are >= wanted."""
-    good = kinds >= wanted
-    mask = torch.ones_like(good)
-    for step in range(1, depth + 1):
-        mask[:, :-step] &= good[:, step:]
-        mask[:, -step:] = False
-    return mask
 
 
 def edges(final: Tensor, lse: Tensor, cold: Tensor, head: Tensor, theta: float) -> Tensor:
@@ -90,23 +81,24 @@ class Examiner:
         return edges(batch.final.flatten(0, 1), batch.lse.flatten(), cold, head, theta)
 
     @torch.no_grad()
-    def __call__(self, net: DraftLayer) -> list[Figures]:
+    def __call__(self, net: Student) -> list[Figures]:
         """Figures by temperature, highest first."""
         return [self._figures(net, temperature, groups) for temperature, groups in self.groups.items()]
 
-    def _figures(self, net: DraftLayer, temperature: float, groups: list[list[int]]) -> Figures:
-        sums = torch.zeros(2, DEPTHS, dtype=torch.float64)
-        counts = torch.zeros(DEPTHS, dtype=torch.float64)
+    def _figures(self, net: Student, temperature: float, groups: list[list[int]]) -> Figures:
+        depths = min(DEPTHS, net.limit or DEPTHS)
+        sums = torch.zeros(2, depths, dtype=torch.float64)
+        counts = torch.zeros(depths, dtype=torch.float64)
         runs: dict[int, list[Tensor]] = {3: [], 4: []}
         for group in groups:
-            kept, nucleus = self._acceptance(net, self.corpus.batch(group), self.edges[tuple(group)])
-            for depth in range(DEPTHS):
+            kept, nucleus = self._acceptance(net, self.corpus.batch(group), self.edges[tuple(group)], depths)
+            for depth in range(depths):
                 good = ~kept[depth].isnan()
                 counts[depth] += int(good.sum())
                 sums[0, depth] += float(kept[depth][good].sum())
                 sums[1, depth] += float(nucleus[depth][good].sum())
             for k, parts in runs.items():
-                whole = ~kept[k - 1].isnan()
+                whole = ~kept[min(k, depths) - 1].isnan()
                 both = torch.stack((kept[:k, whole], nucleus[:k, whole]))
                 parts.append(1 + both.cumprod(1).sum(1))
         means = sums / counts.clamp_min(1)
@@ -120,26 +112,24 @@ class Examiner:
             chains=int(counts[0]),
         )
 
-    def _acceptance(self, net: DraftLayer, batch: Batch, edge: Tensor) -> tuple[Tensor, Tensor]:
-        """Acceptance of SD and NSD of every chain and depth, nan where there is none: [DEPTHS, B, T] each."""
+    def _acceptance(self, net: Student, batch: Batch, edge: Tensor, depths: int) -> tuple[Tensor, Tensor]:
+        """Acceptance of SD and NSD of every chain and depth, nan where there is none: [depths, B, T] each."""
         size = batch.lse.shape
         cold = batch.cold[:, None].expand_as(batch.lse).flatten()
         p = target_law(batch.final.flatten(0, 1), self.small, batch.lse.flatten(), cold)
-        tokens = functional.pad(batch.tokens[:, 1:], (0, DEPTHS))
-        with torch.autocast("cpu", torch.bfloat16):
-            outputs = net.unroll(net.features(batch.taps), functional.embedding(tokens, self.embedding), DEPTHS)
-        kept = torch.full((DEPTHS, *size), torch.nan)
+        head, own, gain = net.lent(self.small), net.map(), net.gain().exp()
+        kept = torch.full((depths, *size), torch.nan)
         nucleus = kept.clone()
-        for depth, output in enumerate(outputs):
-            at = chain_mask(batch.kinds, depth + 1, ANSWERED).flatten().nonzero().squeeze(-1)
-            states = net.normed(output).flatten(0, 1)
-            for first in range(0, len(at), CHUNK):
-                rows = at[first : first + CHUNK]
-                z = functional.linear(states[rows].to(self.small.dtype), self.small).float()
-                law = torch.softmax(z * (net["log_gain"].exp() * cold[rows, None]), -1)
-                want = p[rows + depth + 1].float()
+        for depth, part in enumerate(net.rows(batch, self.embedding, depths, ANSWERED, None)):
+            for first in range(0, len(part.at), CHUNK):
+                rows = slice(first, first + CHUNK)
+                at = part.at[rows]
+                read = None if part.read is None else part.read[rows]
+                z = logits(part.states[rows], head, read, own)
+                law = torch.softmax(z * (gain * cold[at, None]), -1)
+                want = p[at + depth + 1].float()
                 least = torch.minimum(law, want)
-                inside = want >= edge[rows + depth + 1, None]
-                kept[depth].view(-1)[rows] = least.sum(-1)
-                nucleus[depth].view(-1)[rows] = torch.where(inside, law, least).sum(-1)
+                inside = want >= edge[at + depth + 1, None]
+                kept[depth].view(-1)[at] = least.sum(-1)
+                nucleus[depth].view(-1)[at] = torch.where(inside, law, least).sum(-1)
         return kept, nucleus

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from torch import Tensor
 
 from nsd.drafters.checkpoint import SINGLE
 from nsd.drafters.packed import PACKING, pack
-from nsd.nn import DecoderConfig
+from nsd.nn import DecoderConfig, Rope
 from nsd.train.net import DraftLayer
 
 FLOAT, INT8, SUM = "float32", "int8", "SHA256"
+"""Folders of a run that hold a drafter, and the file beside weights that holds their checksum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +47,39 @@ def export(net: DraftLayer, origin: Origin, folder: Path) -> None:
     tensors["d2t"] = origin.ids - torch.arange(len(origin.ids))
     tensors["t2d"] = torch.zeros(origin.vocab, dtype=torch.bool).index_fill_(0, origin.ids, True)
     config = _config(net.config, origin)
-    _write(folder / FLOAT, {name: t.contiguous().clone() for name, t in tensors.items()}, config)
-    _write(folder / INT8, pack(tensors, gain), config | {"packing": PACKING})
+    write(folder / FLOAT, tensors, config)
+    write(folder / INT8, pack(tensors, gain), config | {"packing": PACKING})
 
 
-def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+def write(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """Write one folder of a drafter: config.json, model.safetensors and its checksum."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
+    plain = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    save_file(plain, folder / SINGLE, metadata={"format": "pt"})
     (folder / SINGLE).chmod(0o644)  # safetensors writes files that only their owner can read
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     digest = hashlib.sha256((folder / SINGLE).read_bytes()).hexdigest()
     (folder / SUM).write_text(f"{digest}  {SINGLE}\n", encoding="utf-8")
 
 
+def rope_parameters(rope: Rope) -> dict[str, Any]:
+    """Rotary settings under the names that transformers gives them."""
+    keys: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
+    if rope.rotary != 1:
+        keys["partial_rotary_factor"] = rope.rotary
+    if rope.kind != "default":
+        keys |= {"factor": rope.factor, "original_max_position_embeddings": rope.original_context}
+    if rope.kind == "llama3":
+        keys |= {"low_freq_factor": rope.low, "high_freq_factor": rope.high}
+    if rope.kind == "yarn":
+        keys |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
+        names = ("mscale", "mscale_all_dim", "attention_factor")
+        keys |= {name: getattr(rope, name) for name in names if getattr(rope, name) is not None}
+    return keys
+
+
 def _config(config: DecoderConfig, origin: Origin) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": config.rope.kind, "rope_theta": config.rope.theta}
-    if config.rope.kind != "default":
-        rope |= {"factor": config.rope.factor, "original_max_position_embeddings": config.rope.original_context}
-        rope |= {"low_freq_factor": config.rope.low, "high_freq_factor": config.rope.high}
+    rope = rope_parameters(config.rope)
     layers = list(origin.taps)
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -70,7 +87,8 @@ def _config(config: DecoderConfig, origin: Origin) -> dict[str, Any]:
         "target": origin.target,
         "hidden_size": config.hidden,
         "intermediate_size": config.intermediate,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": config.layers,
+        "draft_num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nsd.errors import ConfigError
-from nsd.train.schedule import Schedule, Stage
+from nsd.train.schedule import CROSS_ENTROPY, Schedule, Stage
 
 PLAN = "plan.json"
 
@@ -17,7 +17,10 @@ PLAN = "plan.json"
 class Plan:
     """The stored plan. shards of rows x positions; held_out_digest names the held-out prompts by hash.
 
-    prompts_digest and excluded_digests are sha256 of files given (None, empty: none).
+    prompts_digest and excluded_digests are sha256 of files given (None, empty: none), init_digest that of the weights
+    the run starts from. kind names the mechanism; layers are the drafter's; block (proposals), rank (of the Markov
+    head) and width (of a separate model) belong to some kinds and are 0 elsewhere. warm_up_share is the share of time
+    with cross-entropy alone; one_turn ends a chat with its first answer.
     """
 
     target: str
@@ -37,11 +40,20 @@ class Plan:
     prompts_digest: str | None = None
     excluded_digests: tuple[str, ...] = ()
     budget_minutes: float | None = None
+    layers: int = 1
+    warm_up_share: float = CROSS_ENTROPY
+    init: str | None = None
+    init_digest: str | None = None
+    kind: str = "eagle3"
+    block: int = 0
+    rank: int = 0
+    width: int = 0
+    one_turn: bool = False
 
     @property
     def schedule(self) -> Schedule:
         """The training schedule."""
-        return Schedule(self.stages, self.peak)
+        return Schedule(self.stages, self.peak, self.warm_up_share)
 
     def save(self, folder: Path) -> None:
         """Store it; a plan is never overwritten by another one. Raises ConfigError if one is there."""

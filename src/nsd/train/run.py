@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsd.errors import ConfigError, ModelError
-from nsd.nn import DecoderConfig, decoder_config, layer_shapes
+from nsd.errors import ConfigError
 from nsd.targets.base import Target
 from nsd.train.corpus import Corpus, draft_vocabulary
 from nsd.train.curve import draw_curve
 from nsd.train.evaluate import Examiner, Figures
-from nsd.train.export import Origin, export
+from nsd.train.export import Origin
+from nsd.train.export_kinds import export_student
 from nsd.train.guard import Guard, digest, read_excluded
-from nsd.train.net import DraftLayer, draft_config
+from nsd.train.kinds import BLOCKS, KINDS, LAYERS, depths_of, ends, mask_id, new_student, target_ends
 from nsd.train.plan import PLAN, Plan, load
 from nsd.train.prompts import HeldOut, built_in_held_out, read_prompts, set_aside
-from nsd.train.schedule import SHARES, Schedule, Stage, stages, stages_of
+from nsd.train.schedule import CROSS_ENTROPY, SHARES, Schedule, Stage, depth_shares, stages, stages_of
+from nsd.train.student import Student
 from nsd.train.text import ShardPlan
-from nsd.train.trainer import LOG, Ends, Progress, Trainer
+from nsd.train.trainer import LOG, Progress, Trainer
+from nsd.train.warm import file_digest, named
 from nsd.train.writing import HELD_OUT, SAMPLED_SHARE, TRAINING, Reopen, Source, Writer, write_all
 
 TEXT_SHARE = 0.45
@@ -39,7 +41,13 @@ _GIGA = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user asks for. text_tokens and steps are worked out from budget_minutes where that is given."""
+    """What a user asks for. text_tokens and steps are worked out from budget_minutes where that is given.
+
+    kind is one of `nsd.train.kinds.KINDS`; layers are the drafter's (0 = as usual for the kind); block and rank belong
+    to block drafters, width to a separate model (0 = half of the target's). text is another run of the same target
+    whose text is used; one_turn ends every chat with its first answer. init is a run or export to start from;
+    depth_shares are shares of time for depths 1, 2, ...; warm_up_share is that of cross-entropy alone.
+    """
 
     model: str
     out: Path
@@ -57,6 +65,16 @@ class Options:
     positions: int = 288
     batch: int = 8
     peak: float = 1.5e-3
+    kind: str = "eagle3"
+    layers: int = 0
+    block: int = 7
+    rank: int = 64
+    width: int = 0
+    text: Path | None = None
+    one_turn: bool = False
+    init: Path | None = None
+    depth_shares: tuple[float, ...] = tuple(SHARES.values())
+    warm_up_share: float = CROSS_ENTROPY
     dtype: str = "auto"
     device: str = "auto"
 
@@ -82,19 +100,25 @@ def train(options: Options, target: Target, watcher: Watcher) -> list[Figures]:
     guard = Guard([*held_out.prompts, *excluded])
     guard.require_clean(own, str(options.prompts))
     taps = default_taps(target.layers)
-    writer = Writer.open(target, taps, options.out)
+    stored = options.out if options.text is None else options.text
+    writer = Writer.open(target, taps, stored)
     plan = _plan(options, target, writer, held_out, watcher)
-    shard = ShardPlan(plan.rows, plan.positions, plan.temperatures, plan.taps, plan.seed)
-    reopen = Reopen(options.model, options.dtype, options.device)
-    write_all(writer, shard, plan.shards, Source(tuple(own), plan.sampled_share), reopen, options.workers, watcher.text)
-    corpus = _corpus(options.out / TRAINING, plan.shards, guard, target, watcher)
-    return _train(options, plan, target, corpus, Corpus.open(options.out / HELD_OUT), watcher)
+    if options.text is None:
+        reopen = Reopen(options.model, options.dtype, options.device)
+        source = Source(tuple(own), plan.sampled_share)
+        write_all(writer, _shard(plan), plan.shards, source, reopen, options.workers, watcher.text)
+    corpus = _corpus(stored / TRAINING, plan.shards, guard, target, watcher)
+    return _train(options, plan, target, corpus, Corpus.open(stored / HELD_OUT), watcher)
+
+
+def _shard(plan: Plan) -> ShardPlan:
+    return ShardPlan(plan.rows, plan.positions, plan.temperatures, plan.taps, plan.seed, plan.one_turn)
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
     """Inputs of an early, a middle and the last layer; a list that began with 1 would be read as outputs elsewhere."""
     early = layers // 6
-    return (2 if early == 1 else early, layers * 4 // 7, layers - 1)
+    return tuple(sorted({2 if early == 1 else early, layers * 4 // 7, layers - 1}))
 
 
 def _prompts(options: Options) -> tuple[list[str], HeldOut]:
@@ -107,34 +131,19 @@ def _plan(options: Options, target: Target, writer: Writer, held_out: HeldOut, w
     """The stored plan, or a new one; the held-out text is written first, and is what speeds are measured on."""
     if (old := load(options.out)) is not None:
         _require_same(old, options, target, held_out)
-        writer.held_out(_held_out_shard(old, held_out), held_out)
+        if options.text is None:
+            writer.held_out(_held_out_shard(old, held_out), held_out)
         watcher.note(f"going on with {options.out / PLAN}: {old.shards} shards, {old.schedule.steps} steps")
         return old
-    draft = Plan(
-        target=target.name,
-        dtype=str(target.dtype).removeprefix("torch."),
-        seed=options.seed,
-        taps=default_taps(target.layers),
-        temperatures=options.temperatures,
-        rows=options.rows,
-        positions=options.positions,
-        shards=1,
-        sampled_share=SAMPLED_SHARE,
-        draft_vocab=min(options.draft_vocab, target.vocab),
-        batch=options.batch,
-        peak=options.peak,
-        stages=stages_of(options.steps),
-        held_out_digest=held_out.digest,
-        prompts_digest=None if options.prompts is None else digest(options.prompts),
-        excluded_digests=tuple(digest(path) for path in options.exclude),
-        budget_minutes=options.budget_minutes,
-    )
+    draft = _draft(options, target, writer, held_out)
+    some = torch.arange(draft.draft_vocab)
+    new_student(target, draft, some, 0, options.init)  # refuses wrong weights before any text is written
     begun = time.perf_counter()
-    writer.held_out(_held_out_shard(draft, held_out), held_out)
+    if options.text is None:
+        writer.held_out(_held_out_shard(draft, held_out), held_out)
     plan = _sized(draft, options, target, writer, time.perf_counter() - begun)
-    shard = ShardPlan(plan.rows, plan.positions, plan.temperatures, plan.taps, plan.seed)
-    needed = plan.shards * shard.bytes(target.hidden) / _GIGA
-    if needed > options.max_disk:
+    needed = plan.shards * _shard(plan).bytes(target.hidden) / _GIGA
+    if options.text is None and needed > options.max_disk:
         raise ConfigError(
             f"{plan.shards} shards of text take {needed:.1f} GB, allowed are {options.max_disk:g}; "
             "lower --text-tokens or raise --max-disk"
@@ -147,9 +156,66 @@ def _plan(options: Options, target: Target, writer: Writer, held_out: HeldOut, w
     return plan
 
 
+def _draft(options: Options, target: Target, writer: Writer, held_out: HeldOut) -> Plan:
+    """The plan before text and steps are sized."""
+    kind = options.kind
+    if kind not in KINDS:
+        raise ConfigError(f"--kind is '{kind}', wanted one of {', '.join(KINDS)}")
+    if kind == "mtp" and options.layers > 1:
+        raise ConfigError(f"--layers is {options.layers}, but --kind mtp has one layer that is run again; leave it out")
+    if options.width % 8:
+        raise ConfigError(f"--width is {options.width}, wanted a multiple of 8 (heads need even sizes); try 128")
+    blocks, reduced = kind in BLOCKS, kind not in ("mtp", "draft-model")
+    shares = depths_of(kind, options.block, depth_shares(options.depth_shares))
+    plan = Plan(
+        target=target.name,
+        dtype=str(target.dtype).removeprefix("torch."),
+        seed=options.seed,
+        taps=default_taps(target.layers),
+        temperatures=options.temperatures,
+        rows=options.rows,
+        positions=options.positions,
+        shards=1,
+        sampled_share=SAMPLED_SHARE if writer.frame.chat else 0.0,
+        draft_vocab=min(options.draft_vocab, target.vocab) if reduced else target.vocab,
+        batch=options.batch,
+        peak=options.peak,
+        stages=stages_of(options.steps, shares),
+        held_out_digest=held_out.digest,
+        prompts_digest=None if options.prompts is None else digest(options.prompts),
+        excluded_digests=tuple(digest(path) for path in options.exclude),
+        budget_minutes=options.budget_minutes,
+        layers=options.layers or LAYERS[kind],
+        warm_up_share=options.warm_up_share,
+        init=None if options.init is None else named(options.init),
+        init_digest=None if options.init is None else file_digest(options.init),
+        kind=kind,
+        block=options.block if blocks else 0,
+        rank=options.rank if kind == "dspark" else 0,
+        width=options.width if kind == "draft-model" else 0,
+        one_turn=options.one_turn,
+    )
+    return plan if options.text is None else _with_text(plan, options.text)
+
+
+def _with_text(plan: Plan, folder: Path) -> Plan:
+    """The plan over another run's text. Raises ConfigError where that text is of another target or other prompts."""
+    other = load(folder)
+    if other is None:
+        raise ConfigError(f"{folder} holds no {PLAN}, wanted a run whose text is written; check --text")
+    for name in ("target", "dtype", "taps", "held_out_digest", "prompts_digest"):
+        mine, theirs = getattr(plan, name), getattr(other, name)
+        if mine != theirs:
+            raise ConfigError(
+                f"the text in {folder} was written with {name} {theirs}, got {mine}; take the same model and prompts"
+            )
+    taken = ("temperatures", "rows", "positions", "sampled_share", "one_turn", "shards")
+    return replace(plan, **{name: getattr(other, name) for name in taken})
+
+
 def _held_out_shard(plan: Plan, held_out: HeldOut) -> ShardPlan:
     rows = len(held_out.prompts) * len(plan.temperatures)
-    return ShardPlan(min(rows, plan.rows), plan.positions, plan.temperatures, plan.taps, plan.seed)
+    return replace(_shard(plan), rows=min(rows, plan.rows))
 
 
 def _require_same(plan: Plan, options: Options, target: Target, held_out: HeldOut) -> None:
@@ -157,10 +223,14 @@ def _require_same(plan: Plan, options: Options, target: Target, held_out: HeldOu
     checks: Sequence[tuple[str, Any, Any]] = (
         ("target", plan.target, target.name),
         ("seed", plan.seed, options.seed),
-        ("temperatures", plan.temperatures, options.temperatures),
+        ("kind", plan.kind, options.kind),
         ("held-out prompts", plan.held_out_digest, held_out.digest),
+        ("layers", plan.layers, options.layers or LAYERS[plan.kind]),
+        ("weights to start from", plan.init_digest, None if options.init is None else file_digest(options.init)),
         ("excluded files", plan.excluded_digests, tuple(digest(path) for path in options.exclude)),
     )
+    if options.text is None:
+        checks = [*checks, ("temperatures", plan.temperatures, options.temperatures)]
     for name, stored, given in checks:
         if stored != given:
             raise ConfigError(
@@ -172,29 +242,41 @@ def _sized(plan: Plan, options: Options, target: Target, writer: Writer, seconds
     """Shards and steps: as asked, or from minutes and measured speeds."""
     each = plan.rows * (plan.positions - len(writer.frame.head))
     changed: dict[str, Any] = {"shards": max(round(options.text_tokens / each), 1)}
+    if options.text is not None:
+        changed = {}
     if options.budget_minutes is not None:
-        held = Corpus.open(options.out / HELD_OUT)
+        held = Corpus.open(writer.folder / HELD_OUT)
         speed = len(held.rows) * (plan.positions - len(writer.frame.head)) / max(seconds, 1e-9)
         budget = options.budget_minutes * 60
-        changed["shards"] = max(int(budget * TEXT_SHARE * speed * options.workers / each), 1)
-        costs = probe(plan, target, held)
-        changed["stages"] = stages(budget * (1 - TEXT_SHARE), costs)
-    return Plan(**{**asdict(plan), "stages": plan.stages, **changed})
+        if options.text is None:
+            changed["shards"] = max(int(budget * TEXT_SHARE * speed * options.workers / each), 1)
+            budget *= 1 - TEXT_SHARE
+        shares = depths_of(plan.kind, plan.block, depth_shares(options.depth_shares))
+        changed["stages"] = stages(budget, probe(plan, target, held, shares), shares)
+    return replace(plan, **changed)
 
 
-def probe(plan: Plan, target: Target, corpus: Corpus) -> dict[int, float]:
+def probe(plan: Plan, target: Target, corpus: Corpus, shares: Iterable[int] = SHARES) -> dict[int, float]:
     """Seconds of one training step for each number of depths, on held-out rows, with weights that are thrown away."""
-    ids = draft_vocabulary(corpus.sampled_tokens(), target.vocab, plan.draft_vocab, sorted(target.eos))
     costs = {}
-    for depths in SHARES:
+    for depths in shares:
         schedule = Schedule((Stage(depths, 100, 1.0),), plan.peak)
-        trainer = Trainer(new_net(target, plan.taps), ends(target, ids), corpus, schedule, plan.seed, plan.batch)
+        student, ids = _student(plan, target, corpus, None)
+        trainer = Trainer(student, ends(target, ids), corpus, schedule, plan.seed, plan.batch)
         trainer.advance()
         begun = time.perf_counter()
         trainer.advance()
         trainer.advance()
         costs[depths] = (time.perf_counter() - begun) / 2
     return costs
+
+
+def _student(plan: Plan, target: Target, corpus: Corpus, init: Path | None) -> tuple[Student, Tensor]:
+    """The drafter before its first step, and the ids of its vocabulary, which follow from the training text."""
+    tokens = corpus.sampled_tokens()
+    ids = draft_vocabulary(tokens, target.vocab, plan.draft_vocab, sorted(target.eos))
+    mask = mask_id(target, tokens) if plan.kind in BLOCKS else 0
+    return new_student(target, plan, ids, mask, init), ids
 
 
 def _corpus(folder: Path, count: int, guard: Guard, target: Target, watcher: Watcher) -> Corpus:
@@ -212,9 +294,9 @@ def _train(
     options: Options, plan: Plan, target: Target, corpus: Corpus, held_out: Corpus, watcher: Watcher
 ) -> list[Figures]:
     folder = options.out
-    ids = draft_vocabulary(corpus.sampled_tokens(), target.vocab, plan.draft_vocab, sorted(target.eos))
+    net, ids = _student(plan, target, corpus, options.init)
     watcher.note(f"draft vocabulary: {len(ids)} ids cover {coverage(held_out, ids):.1%} of held-out tokens")
-    borrowed, net = ends(target, ids), new_net(target, plan.taps)
+    borrowed = ends(target, ids)
     trainer = Trainer(net, borrowed, corpus, plan.schedule, plan.seed, plan.batch)
     if trainer.resume(folder):
         watcher.note(f"resumed at step {trainer.step}")
@@ -223,7 +305,9 @@ def _train(
     examiner = Examiner(held_out, some, head, ids, embedding)
     trainer.run(folder, examiner, watcher.step)
     figures = Examiner(held_out, range(len(held_out.rows)), head, ids, embedding)(net)
-    export(net, Origin(ids, target.vocab, borrowed.head, plan.taps, target.context, plan.target), folder)
+    origin = Origin(ids, target.vocab, borrowed.head, plan.taps, target.context, plan.target)
+    made = export_student(net, origin, target, folder)
+    watcher.note(f"written: {' and '.join(str(place) for place in made)}; use as --drafter")
     draw_curve(folder / LOG, folder / "curve.svg")
     (folder / "figures.json").write_text(json.dumps([asdict(f) for f in figures], indent=2) + "\n", encoding="utf-8")
     return figures
@@ -232,39 +316,3 @@ def _train(
 def coverage(corpus: Corpus, ids: Tensor) -> float:
     """Share of a corpus's sampled tokens that a draft vocabulary holds."""
     return float(torch.isin(torch.from_numpy(corpus.sampled_tokens()).long(), ids).float().mean())
-
-
-def target_ends(target: Target) -> tuple[Tensor, Tensor]:
-    """Embedding and head [V, H] of a target. Raises ModelError for one that lends none."""
-    model: Any = getattr(target, "model", None)  # a transformers module, where the target is built on one
-    if model is None or not hasattr(model, "get_input_embeddings"):
-        raise ModelError(f"{target.name} lends no embedding and head, wanted a transformers model as the target")
-    return model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()
-
-
-def ends(target: Target, ids: Tensor) -> Ends:
-    """What the drafter borrows of a target for its vocabulary."""
-    embedding, head = target_ends(target)
-    return Ends(embedding, head[ids].contiguous())
-
-
-def new_net(target: Target, taps: Sequence[int]) -> DraftLayer:
-    """A drafter before its first step: the target's last layer, or noise where that is of another kind."""
-    model: Any = target.model if hasattr(target, "model") else None
-    config = _decoder(target, model)
-    net = DraftLayer(draft_config(config), len(taps))
-    weights: Mapping[str, Tensor] = {name.removeprefix("model."): t for name, t in model.state_dict().items()}
-    prefix = f"layers.{target.layers - 1}."
-    last = {n.removeprefix(prefix): t.detach().float() for n, t in weights.items() if n.startswith(prefix)}
-    if "norm.weight" in weights and all(name in last for name in layer_shapes(config, "")):
-        net.start_from(last, weights["norm.weight"].detach().float())
-    else:
-        net.start_from_noise()
-    return net
-
-
-def _decoder(target: Target, model: Any) -> DecoderConfig:
-    if model is None:
-        raise ModelError(f"{target.name} is no transformers model, wanted one; nsd train --model FOLDER")
-    text = model.config.get_text_config(decoder=True)
-    return decoder_config(text.to_dict(), target.name, qk_norm=text.model_type == "qwen3")

@@ -28,6 +28,9 @@ class Stepper(Protocol):
     def start(self, prefix: Sequence[int], batch: int, room: int) -> tuple[Tensor, Tensor]:
         """Feed one prefix to all rows -> logits [B, V] after it, states of its positions [len(prefix), n + 1, H]."""
 
+    def begin(self, tokens: Tensor, room: int) -> tuple[Tensor, Tensor]:
+        """As `start`, for rows that begin with a token each of their own [B] -> logits [B, V], states [B, n + 1, H]."""
+
     def step(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Feed a token to every row, tokens [B] -> logits [B, V], states [B, n + 1, H]."""
 
@@ -72,6 +75,13 @@ class LeanStepper:
         return functional.linear(states[-1:, -1], self.head).expand(batch, -1), states
 
     @torch.inference_mode()
+    def begin(self, tokens: Tensor, room: int) -> tuple[Tensor, Tensor]:
+        """Empty caches, then a step."""
+        self.batch = len(tokens)
+        self.cache = self.decoder.cache(self.batch, 1 + room)
+        return self.step(tokens)
+
+    @torch.inference_mode()
     def step(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """One token for every row."""
         states = self._run(tokens, [1] * self.batch)
@@ -98,6 +108,12 @@ class SessionStepper:
         self.session, scores = self.target.open([list(prefix)] * batch, room, self.taps)
         assert scores.taps is not None
         return scores.logits, scores.taps[: len(prefix)]
+
+    def begin(self, tokens: Tensor, room: int) -> tuple[Tensor, Tensor]:
+        """Prefill every row with its token."""
+        self.session, scores = self.target.open([[token] for token in tokens.tolist()], room, self.taps)
+        assert scores.taps is not None
+        return scores.logits, scores.taps
 
     def step(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """One token for every row."""

@@ -34,13 +34,17 @@ PromptSource = Callable[[int, random.Random], str | None]
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """rows chats of `positions` tokens; temperatures are dealt out row by row; inputs of `taps` are stored."""
+    """rows chats of `positions` tokens; temperatures are dealt out row by row; inputs of `taps` are stored.
+
+    one_turn: after its first answer a row is filled up with its last token, and nothing more of it is trained on.
+    """
 
     rows: int
     positions: int
     temperatures: tuple[float, ...]
     taps: tuple[int, ...]
     seed: int
+    one_turn: bool = False
 
     def bytes(self, hidden: int) -> int:
         """What one shard takes on disk: states in 16 bits, tokens, log-sum-exp and kinds."""
@@ -49,12 +53,13 @@ class ShardPlan:
 
 @dataclass(slots=True)
 class Row:
-    """One chat on its way: forced ids still to come, and who speaks."""
+    """One chat on its way: forced ids still to come, who speaks, and whether all is said."""
 
     temperature: float
     forced: list[int] = field(default_factory=list)
     speaker: int = ANSWERED
     spoken: int = 0
+    over: bool = False
 
 
 class Chats:
@@ -70,7 +75,7 @@ class Chats:
         chance: random.Random,
     ) -> None:
         self.frame, self.encode, self.eos, self.source, self.chance = frame, encode, set(eos), source, chance
-        dealt = plan.temperatures
+        dealt, self.one_turn = plan.temperatures, plan.one_turn
         self.rows = [Row(dealt[i % len(dealt)]) for i in range(plan.rows)]
         for number in range(plan.rows):
             self._turn(number)
@@ -83,6 +88,10 @@ class Chats:
         """The token of every row, forced or drawn, and how it came about."""
         tokens, kinds = [], []
         for number, (row, token) in enumerate(zip(self.rows, drawn, strict=True)):
+            if row.over:
+                tokens.append(min(self.eos))
+                kinds.append(FORCED)
+                continue
             if row.forced:
                 tokens.append(row.forced.pop(0))
                 kinds.append(FORCED)
@@ -94,6 +103,8 @@ class Chats:
                 ended = token == self.frame.user_end or token in self.eos
                 if ended or row.spoken >= LONGEST_TURN:
                     row.forced, row.speaker, row.spoken = list(self.frame.ask[int(ended) :]), ANSWERED, 0
+            elif token in self.eos and self.one_turn:
+                row.over = True
             elif token in self.eos:
                 row.forced = list((self.frame.again or self.frame.head)[1 if self.frame.again else 0 :])
                 self._turn(number)
@@ -117,17 +128,23 @@ def write_shard(
 
     The files appear under their names only when the shard is whole. lse is that of logits / T at the row's T.
     """
-    prefix = chats.frame.head
-    logits, before = stepper.start(prefix, plan.rows, plan.positions - len(prefix))
-    start, shape = len(prefix), (plan.positions, plan.rows)
+    prefix, shape = chats.frame.head, (plan.positions, plan.rows)
     tokens, kinds = np.zeros((plan.positions + 1, plan.rows), np.int32), np.zeros(shape, np.uint8)
     lse = np.zeros(shape, np.float32)
-    tokens[:start] = np.array(prefix, np.int32)[:, None]
+    if prefix:
+        start = len(prefix)
+        logits, before = stepper.start(prefix, plan.rows, plan.positions - start)
+        tokens[:start] = np.array(prefix, np.int32)[:, None]
+    else:  # every row begins with a token of its own
+        start = 1
+        tokens[0], _ = chats.next([0] * plan.rows)
+        logits, before = stepper.begin(torch.from_numpy(tokens[0]).long(), plan.positions - start)
+        before = before.unsqueeze(0)
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / f"{index:04d}.part"
-    size = (*shape, *before.shape[1:])
+    size = (*shape, *before.shape[-2:])
     states = np.memmap(place, np.uint16, "w+", shape=size)
-    states[:start] = bits(before)[:, None]
+    states[:start] = bits(before) if before.dim() == 4 else bits(before)[:, None]
     temperatures = torch.tensor([row.temperature for row in chats.rows])
     for position in range(start - 1, plan.positions):
         if position >= start:

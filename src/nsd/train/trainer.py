@@ -14,30 +14,31 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from nsd.errors import ModelError
 from nsd.train.corpus import Batch, Corpus
-from nsd.train.evaluate import Examiner, Figures, chain_mask
+from nsd.train.evaluate import Examiner, Figures
 from nsd.train.losses import head_loss, target_law
-from nsd.train.net import DraftLayer
 from nsd.train.schedule import Schedule, order
+from nsd.train.student import Student
 from nsd.train.text import ASKED
+from nsd.train.warm import CHECKPOINT
 
 DEPTH_DECAY = 0.8
 """How much less a deeper position counts; drafts there are reached less often."""
 
-CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
+LOG = "log.jsonl"
 SAVE_EVERY, EXAMINE_EVERY = 100, 150
 """Steps between checkpoints, and between examinations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What the drafter borrows: embedding [V, H] and the head's rows of the draft vocabulary [n, H]."""
+    """What the drafter borrows: embedding [V, H] and the head's rows [n, H] of the draft vocabulary ids [n]."""
 
     embedding: Tensor
     head: Tensor
+    ids: Tensor
 
 
 @dataclass(slots=True)
@@ -55,9 +56,7 @@ class Progress:
 class Trainer:
     """Weights, optimiser and step; rows per batch."""
 
-    def __init__(
-        self, net: DraftLayer, ends: Ends, corpus: Corpus, schedule: Schedule, seed: int, rows: int = 8
-    ) -> None:
+    def __init__(self, net: Student, ends: Ends, corpus: Corpus, schedule: Schedule, seed: int, rows: int = 8) -> None:
         self.net, self.ends, self.corpus, self.schedule, self.seed = net, ends, corpus, schedule, seed
         self.rows, self.step = min(rows, len(corpus.rows)), 0
         matrices = [net[name] for name in net.names if net[name].dim() > 1]
@@ -86,24 +85,22 @@ class Trainer:
         """Loss over a batch at the present step's mix, and 1 - TV at depth 1."""
         cold = batch.cold[:, None].expand_as(batch.lse).flatten()
         p = target_law(batch.final.flatten(0, 1), self.ends.head, batch.lse.flatten(), cold)
-        tokens = functional.pad(batch.tokens[:, 1:], (0, depths))
-        embedded = functional.embedding(tokens, self.ends.embedding)
+        head, own, mix = self.net.lent(self.ends.head), self.net.map(), self.schedule.mix(self.step)
         total, first, weights = torch.zeros(()), 0.0, 0.0
-        with torch.autocast("cpu", torch.bfloat16):
-            outputs = self.net.unroll(self.net.features(batch.taps), embedded, depths)
-        for depth, output in enumerate(outputs):
-            at = chain_mask(batch.kinds, depth + 1, ASKED).flatten().nonzero().squeeze(-1)
-            states = self.net.normed(output).flatten(0, 1)[at]
-            mix = self.schedule.mix(self.step)
-            loss, kept = head_loss(states, self.net["log_gain"], self.ends.head, p, at + depth + 1, cold[at], mix)
+        key = f"{self.seed}/chains/{self.step}"
+        for depth, rows in enumerate(self.net.rows(batch, self.ends.embedding, depths, ASKED, key)):
+            index, mine = rows.at + depth + 1, cold[rows.at]
+            loss, kept = head_loss(rows.states, self.net.gain(), head, p, index, mine, mix, rows.read, own)
+            aside = self.net.aside(rows, kept)
             weight = DEPTH_DECAY**depth
-            total, weights = total + weight * loss, weights + weight
-            first = kept if depth == 0 else first
+            total, weights = total + weight * (loss if aside is None else loss + aside), weights + weight
+            first = float(kept.mean()) if depth == 0 and len(kept) else first
         return total / weights, first
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; a kill in the middle leaves the one before."""
         state = {"weights": self.net.tensors(), "optimiser": self.optimiser.state_dict(), "step": self.step}
+        state |= {"ids": self.ends.ids}
         part = folder / f"{CHECKPOINT}.part"
         torch.save(state, part)
         part.replace(folder / CHECKPOINT)
