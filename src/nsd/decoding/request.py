@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from nsd.errors import ConfigError, PromptError
@@ -19,7 +20,8 @@ class Request:
 
     k proposals per block (0 = plain decoding); max_new_tokens >= 1; stop strings end the text before them; seed and key
     name the stream of uniforms, so a request decodes alike in every batch; agreement in (0, 1) is a whole-sequence
-    budget spent by policy; logprobs None, "processed" (log p, the law that verification used) or "raw".
+    budget spent by policy; logprobs None, "processed" (log p, the law that verification used) or "raw"; until is asked
+    after every token whether these output ids are complete.
     """
 
     prompt: tuple[int, ...]
@@ -34,6 +36,7 @@ class Request:
     logprobs: Logprobs | None = None
     agreement: float | None = None
     policy: Policy = "front"
+    until: Callable[[Sequence[int]], bool] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not self.prompt:

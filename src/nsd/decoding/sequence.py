@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from nsd.decoding.cut import cut
@@ -58,7 +59,12 @@ class Sequence:
 
     def emit(self, tokens: list[int]) -> list[str]:
         """Take a block's tokens up to where the text ends -> the text of each token taken."""
-        texts, self.finish_reason = cut(tokens, self.room, self._eos, self._stream)
+        texts, self.finish_reason = cut(tokens, self.room, self._eos, self._stream, self._until(tokens))
         self.output += tokens[: len(texts)]
         self.blocks += 1
         return texts
+
+    def _until(self, tokens: list[int]) -> Callable[[int], bool] | None:
+        """The request's own criterion, asked about what was emitted and the first n of these tokens."""
+        until = self.request.until
+        return None if until is None else lambda n: until([*self.output, *tokens[:n]])
