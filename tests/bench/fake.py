@@ -47,7 +47,8 @@ def blocks_of(rng: random.Random, k: int, capable: float, speed: float) -> list[
             R, ES = rng.uniform(0, 0.6), rng.uniform(0, 0.3)
             origin = rng.choices((Origin.RATIO, Origin.RESCUED, Origin.REJECTED), (capable, capable / 3, 0.4))[0]
             values = {"R": R, "ES": min(R, ES), "eps": min(R, ES), "lam": 1.0}
-            tested.append(Tested(position + place, 1, origin, rng.random(), 0.5, 0.5, **values))
+            rank = None if origin is Origin.RATIO else rng.choice((1, 2, 4, 8, 40, 700))
+            tested.append(Tested(position + place, 1, origin, rng.random(), 0.5, 0.5, rank=rank, **values))
             if origin is Origin.REJECTED:
                 break
             kept.append(Committed(1, origin, ""))

@@ -56,6 +56,10 @@ def brute(answers: list[list[Block]], relaxed: bool) -> dict[str, float | None]:
     def per_tested(of: float) -> float | None:
         return of / len(tested) if tested else None
 
+    def within(ranks: list[int | None], last: int) -> float | None:
+        known = [rank for rank in ranks if rank is not None]
+        return fmean(rank <= last for rank in known) if known else None
+
     return {
         "tokens_per_second": tokens / (prefill + decode),
         "decode_tokens_per_second": later / decode,
@@ -75,6 +79,8 @@ def brute(answers: list[list[Block]], relaxed: bool) -> dict[str, float | None]:
         "gap_p50_ms": float(np.quantile(gaps, 0.5, method="inverted_cdf")),
         "gap_p95_ms": float(np.quantile(gaps, 0.95, method="inverted_cdf")),
         "rescue_rate": per_tested(sum(t.origin is Origin.RESCUED for t in tested)),
+        "rejected_in_top_ten": within([t.rank for t in tested if t.origin is Origin.REJECTED], 10),
+        "rescued_in_top_five": within([t.rank for t in tested if t.origin is Origin.RESCUED], 5),
         "mean_R": per_tested(sum(t.R or 0 for t in tested)),
         "mean_ES": fmean(es) if es else None,
         "max_ES": max(es) if es else None,

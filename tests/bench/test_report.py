@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -20,6 +21,7 @@ from nsd.bench.bundle import BenchError, StoredRun, read_run
 from nsd.bench.figures import Point, Series, bars, plot, ticks
 from nsd.bench.page import page
 from nsd.bench.paper import figures as paper_figures
+from nsd.bench.pictures import ranks
 from nsd.bench.report import NOT_MONOTONE, report_of, write
 from nsd.bench.results import results_of
 from nsd.trace import read_trace
@@ -157,7 +159,7 @@ def test_the_page_loads_nothing_and_escapes_names(stored: StoredRun) -> None:
     parser = _Outside()
     parser.feed(html)
     assert parser.fetched == [] and "<script" not in html and "url(" not in html
-    assert html.count("<svg") == 5
+    assert html.count("<svg") == 6
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +199,20 @@ def test_the_page_fits_a_phone_in_light_and_dark_and_prints(browser: Any, stored
     cell = browser.find_element(By.CSS_SELECTOR, "tbody td b").text
     assert re.fullmatch(r"\d+\.\d\dx", cell)
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_ranks_are_drawn_without_a_trace(stored: StoredRun) -> None:
+    """Shares of each population over the ranges add up to 100%, and are those of the records' own counters."""
+    model = results_of([stored]).models[0]
+    svg = ranks(model)
+    shares = [float(x) for x in re.findall(r">([\d.e+-]+) %</text>", svg)]
+    populations = 1 + 1 + 1  # SD's rejections, NSD's, NSD's rescues
+    assert sum(shares) == pytest.approx(100 * populations, abs=0.5)
+    assert model.nsd is not None
+    rescued = model.row(model.nsd).counters.rescued_ranks
+    wanted = [r["counters"]["rescued_ranks"] for r in stored.records if r["arm"] == model.nsd.name]
+    assert rescued == sum((Counter({int(k): n for k, n in one.items()}) for one in wanted), Counter())
+    assert "rank 1" in svg and "rank over 100" in svg
 
 
 def test_figures_place_points_by_value() -> None:

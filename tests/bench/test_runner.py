@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import random
@@ -9,6 +10,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ import pytest
 from nsd.bench.arms import Arm, arms_of, baseline, main_arm, rotated
 from nsd.bench.bundle import PARTIAL, BenchError, Key, RunWriter, read_run
 from nsd.bench.engine import Answer
+from nsd.bench.report import report_of
 from nsd.bench.runner import Progress, run, seed_of, session_facts
-from nsd.bench.task import Problem
+from nsd.bench.sandbox import isolation
+from nsd.bench.task import Problem, find_task
 from nsd.errors import ConfigError
 from tests.bench.fake import SESSION, FakeEngine, finished, grid, plan
 
@@ -37,6 +41,17 @@ def _work(root: Path) -> None:
         run(wanted, engine, bundle)
 
 
+def _wait_for(path: Path, process: Any, more: int) -> None:
+    """Until a file has so many more lines than now, or its writer has ended."""
+
+    def lines() -> int:
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    before = lines()
+    while process.is_alive() and lines() < before + more:
+        time.sleep(0.0005)
+
+
 def timeless(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record without what depends on how often the run was begun."""
     return {name: value for name, value in record.items() if name != "session"}
@@ -49,7 +64,9 @@ def test_twenty_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
     while kills < 20:
         process = context.Process(target=_work, args=(tmp_path,))
         process.start()
-        time.sleep(rng.uniform(0.0, 0.04))
+        # However slow the machine: after so many more records, and a moment that falls anywhere between two.
+        _wait_for(tmp_path / f"killed{PARTIAL}" / "records.jsonl", process, rng.choice((0, 0, 1, 2, 4, 7)))
+        time.sleep(rng.uniform(0.0, 0.003))
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join()
@@ -164,6 +181,30 @@ def test_the_manifest_says_how_it_was_run(tmp_path: Path) -> None:
     assert config["speed"]["headline"] == "prefill in"
     facts = session_facts(["nsd", "bench"])
     assert set(facts) == {"versions", "revision", "hardware", "command"} and facts["hardware"]["threads"] >= 1
+
+
+def test_the_manifest_says_where_rows_come_from_and_what_programs_are_kept_from(tmp_path: Path) -> None:
+    """A file with its hash; a data set with its revision; nothing but this program; and the sandbox of code tasks."""
+    folder = Path(__file__).parent / "fixtures"
+    for name in ("gsm8k", "math500", "humaneval", "mbpp", "aime25", "livecodebench"):
+        task = find_task(name)
+        local, hub = task.origin(folder), task.origin(None)
+        assert local["file"] == f"{name}_sample.jsonl"
+        assert local["sha256"] == hashlib.sha256((folder / local["file"]).read_bytes()).hexdigest()
+        assert task.hub is not None and hub["revision"] == task.hub.revision and len(hub["revision"]) == 40
+        assert local["prompt_and_scoring"] == hub["prompt_and_scoring"] == task.source
+    assert find_task("toy").origin(folder) == find_task("toy").origin(None)
+    assert find_task("toy").origin(None)["data"].startswith("made here, seed ")
+    assert session_facts(["nsd"], sandboxed=True)["sandbox"] == asdict(isolation())
+    wanted = plan(origins={"maths": {"file": "maths.jsonl", "sha256": "ab" * 32}})
+    with RunWriter(tmp_path, "told", wanted.config(FakeEngine().facts()), SESSION) as bundle:
+        run(wanted, FakeEngine(), bundle)
+    text = report_of([read_run(tmp_path / "told")]).markdown()
+    assert "maths.jsonl abababab" in text and "no programs were run" in text
+    session = {**SESSION, "sandbox": {"network": True, "pids": True, "files": False, "own_user": True}}
+    with RunWriter(tmp_path, "boxed", wanted.config(FakeEngine().facts()), session) as bundle:
+        run(wanted, FakeEngine(), bundle)
+    assert "not kept from: writing outside" in report_of([read_run(tmp_path / "boxed")]).markdown()
 
 
 def test_the_grid_has_an_exact_arm_for_each_k() -> None:

@@ -13,7 +13,7 @@ from math import floor, log
 from typing import Any
 
 from nsd.decoding.stats import ESTIMATED, MIXED, Stats
-from nsd.events import Block
+from nsd.events import Block, Origin
 
 BIN = 1.02
 """Ratio of neighbouring edges of the time histograms: a quantile is exact to 1%."""
@@ -25,13 +25,17 @@ class Counters:
     """Sums over answers.
 
     stats as in decoding; pace counts tokens after the first by the time of their block divided by its tokens, gaps
-    counts blocks by their whole time (logarithmic bins); Q, weight and spent sum the ledger of fidelity over the
-    answers where it is known; guarantee is the smallest promised, None if any answer has none.
+    counts blocks by their whole time (logarithmic bins); rejected_ranks and rescued_ranks count ranks by p, from 1, of
+    rejected tokens and of those that only the set kept, where they were computed (full accounting); Q, weight and spent
+    sum the ledger of fidelity over the answers where it is known; guarantee is the smallest promised, None if any
+    answer has none.
     """
 
     stats: Stats = field(default_factory=Stats)
     pace: Counter[int] = field(default_factory=Counter)
     gaps: Counter[int] = field(default_factory=Counter)
+    rejected_ranks: Counter[int] = field(default_factory=Counter)
+    rescued_ranks: Counter[int] = field(default_factory=Counter)
     sum_Q: float = 0.0
     with_Q: int = 0
     sum_weight: float = 0.0
@@ -51,6 +55,10 @@ class Counters:
                 seconds = block.timing.total_s / block.batch
                 found.gaps[bin_of(seconds)] += 1
                 found.pace[bin_of(seconds / len(block.committed))] += len(block.committed)
+            for t in block.tested:
+                if t.rank is not None and t.origin in (Origin.REJECTED, Origin.RESCUED):
+                    ranks = found.rejected_ranks if t.origin is Origin.REJECTED else found.rescued_ranks
+                    ranks[t.rank] += 1
         ledger = fidelity["ledger"]
         if ledger["Q"] is not None:
             found.sum_Q, found.with_Q = ledger["Q"], 1
@@ -65,6 +73,8 @@ class Counters:
             self.stats + other.stats,
             self.pace + other.pace,
             self.gaps + other.gaps,
+            self.rejected_ranks + other.rejected_ranks,
+            self.rescued_ranks + other.rescued_ranks,
             self.sum_Q + other.sum_Q,
             self.with_Q + other.with_Q,
             self.sum_weight + other.sum_weight,
@@ -157,32 +167,33 @@ def calls_per_token(c: Counters) -> float | None:
 
 def verify_ms_per_token(c: Counters) -> float | None:
     """1000 (target pass + decision seconds) / (output tokens - tokens of the prefill)."""
-    return c.stats.verify_ms_per_token
+    return c.stats.verify_ms_per_token if _phases(c) else None
 
 
 def target_ms_per_call(c: Counters) -> float | None:
     """1000 target pass seconds / blocks."""
-    return _ratio(1e3 * c.stats.score_s, c.stats.blocks)
+    return _ratio(1e3 * c.stats.score_s, c.stats.blocks) if _phases(c) else None
 
 
 def verify_share(c: Counters) -> float | None:
     """(target pass + decision seconds) / decode seconds."""
-    return c.stats.verify_share
+    return c.stats.verify_share if _phases(c) else None
 
 
 def verify_share_of_wall(c: Counters) -> float | None:
     """(target pass + decision seconds) / (prefill + decode seconds)."""
-    return _ratio(c.stats.score_s + c.stats.decide_s, c.stats.prefill_s + c.stats.decode_s)
+    spent = c.stats.score_s + c.stats.decide_s
+    return _ratio(spent, c.stats.prefill_s + c.stats.decode_s) if _phases(c) else None
 
 
 def draft_ms_per_token(c: Counters) -> float | None:
     """1000 drafting seconds / (output tokens - tokens of the prefill)."""
-    return c.stats.draft_ms_per_token
+    return c.stats.draft_ms_per_token if _phases(c) else None
 
 
 def draft_ms_per_block(c: Counters) -> float | None:
     """1000 drafting seconds / blocks."""
-    return _ratio(1e3 * c.stats.draft_s, c.stats.blocks)
+    return _ratio(1e3 * c.stats.draft_s, c.stats.blocks) if _phases(c) else None
 
 
 def ttft_ms(c: Counters) -> float | None:
@@ -257,6 +268,16 @@ def mean_spent(c: Counters) -> float | None:
     return _ratio(c.sum_spent, c.with_Q)
 
 
+def rejected_in_top_ten(c: Counters) -> float | None:
+    """rejected proposals of rank 10 or better by p / rejected proposals, where ranks were computed."""
+    return _within(c.rejected_ranks, 10)
+
+
+def rescued_in_top_five(c: Counters) -> float | None:
+    """tokens kept only by the set of rank 5 or better by p / tokens kept only by the set, where ranks were computed."""
+    return _within(c.rescued_ranks, 5)
+
+
 def guarantee(c: Counters) -> float | None:
     """Smallest guarantee of an answer; none if any has none."""
     return c.guarantee if c.stats.requests else None
@@ -281,6 +302,8 @@ METRICS: dict[str, Metric] = {
     "gap_p50_ms": Metric("time between arrivals, p50", "ms", 2, gap_p50_ms),
     "gap_p95_ms": Metric("time between arrivals, p95", "ms", 2, gap_p95_ms),
     "rescue_rate": Metric("kept only by the set, of tested", "", 4, rescue_rate),
+    "rejected_in_top_ten": Metric("rejected, in the target's top 10", "", 3, rejected_in_top_ten),
+    "rescued_in_top_five": Metric("kept only by the set, in the top 5", "", 3, rescued_in_top_five),
     "mean_R": Metric("mean R", "", 4, mean_R),
     "mean_ES": Metric("mean ES", "", 4, mean_ES),
     "max_ES": Metric("max ES", "", 3, max_ES),
@@ -308,9 +331,18 @@ def histogram(c: Counters) -> dict[int, int]:
     return {size: c.stats.histogram[size] for size in sorted(c.stats.histogram)}
 
 
+def _within(ranks: Counter[int], last: int) -> float | None:
+    return _ratio(sum(count for rank, count in ranks.items() if rank <= last), ranks.total())
+
+
 def _whole(c: Counters) -> bool:
     """Whether ES was computed, exactly or as a bound, at every tested position."""
     return c.stats.tested > 0 and c.stats.evaluated == c.stats.tested and c.stats.ES_is not in (None, MIXED, ESTIMATED)
+
+
+def _phases(c: Counters) -> bool:
+    """Whether the engine told drafting, target pass and decision apart; no pass takes no time."""
+    return c.stats.score_s > 0
 
 
 def _ratio(part: float, whole: float) -> float | None:

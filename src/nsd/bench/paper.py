@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsd.bench.arms import Arm
+from nsd.bench.metrics import verify_ms_per_token
 from nsd.bench.results import OVERALL, Model, Results, Row
 from nsd.bench.stats import Spread, shifted
 from nsd.trace.analyze import PAPER, PAPER_CORE
@@ -207,7 +208,7 @@ def _verification() -> list[Figure]:
         return row.counters.stats.calls_per_token
 
     def verify(row: Row) -> float | None:
-        return row.counters.stats.verify_ms_per_token
+        return verify_ms_per_token(row.counters)
 
     return [
         Figure(name, "target calls per token, SD", 0.1600, "", 4, where, _own(own, "sd", calls)),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from nsd.bench.figures import Point, Series, bars, plot
-from nsd.bench.metrics import acceptance_by_position, mean_ES
+from nsd.bench.metrics import acceptance_by_position, draft_ms_per_token, mean_ES, verify_ms_per_token
 from nsd.bench.results import Model, estimate
 
 _COLOURS = {"ar": 0, "sd": 1, "nsd": 2, "match": 3}
@@ -22,6 +20,7 @@ def of_model(m: Model) -> list[tuple[str, str]]:
         ("Share accepted of tested proposals, by place in the block.", by_position(m)),
         ("Drafting and verification per token.", time_per_token(m)),
         ("Mean ES by θ.", es_by_theta(m)),
+        ("Rank by p of rejected tokens, and of tokens that only the set kept; in percent of each.", ranks(m)),
     ]
 
 
@@ -46,7 +45,7 @@ def pareto(m: Model) -> str:
 
 
 def tau_by_k(m: Model) -> str:
-    """tau against K, a line for SD and for each θ."""
+    """tau against K, a line for SD and for each θ; nothing where all arms have one K."""
     lines: dict[str, list[Point]] = {}
     for arm in sorted(m.arms, key=lambda a: a.k):
         tau = m.row(arm).tau
@@ -54,6 +53,8 @@ def tau_by_k(m: Model) -> str:
             name = f"θ={arm.theta:g}" if arm.theta is not None else arm.kind.upper()
             lines.setdefault(name, []).append(Point(arm.k, tau.value))
     ticks = sorted({p.x for points in lines.values() for p in points})
+    if len(ticks) < 2:
+        return ""
     return plot([Series(name, points) for name, points in lines.items()], "K, proposals", "τ", x_ticks=ticks)
 
 
@@ -79,31 +80,35 @@ def time_per_token(m: Model) -> str:
     """Milliseconds per token after the first, headline arms: drafting and verification."""
     groups = []
     for arm in m.main:
-        stats = m.row(arm).counters.stats
-        draft, verify = stats.draft_ms_per_token, stats.verify_ms_per_token
+        counters = m.row(arm).counters
+        draft, verify = draft_ms_per_token(counters), verify_ms_per_token(counters)
         if draft is not None and verify is not None:
             groups.append((arm.title, [("verification", verify), ("drafting", draft)]))
     return bars(groups, "ms")
 
 
 def es_by_theta(m: Model) -> str:
-    """Mean ES against θ, a line for each K."""
+    """Mean ES against θ, a line for each K; nothing where there is one θ."""
     lines: dict[str, list[Point]] = {}
     for arm in sorted((a for a in m.arms if a.theta is not None), key=lambda a: a.theta or 0.0):
         value = mean_ES(m.row(arm).counters)
         if value is not None:
             lines.setdefault(f"K={arm.k}", []).append(Point(arm.theta or 0.0, value))
     ticks = sorted({p.x for points in lines.values() for p in points})
+    if len(ticks) < 2:
+        return ""
     return plot([Series(name, points) for name, points in lines.items()], "θ", "mean ES", x_ticks=ticks)
 
 
-def ranks(found: Mapping[str, Sequence[int]]) -> str:
-    """How many tokens of each population have a rank by p in each range, in percent."""
+def ranks(m: Model) -> str:
+    """Ranks by p in ranges, headline arms: of what was rejected and of what only the set kept, in percent."""
+    counted = {f"{arm.title}, rejected": m.row(arm).counters.rejected_ranks for arm in m.main if arm.k}
+    counted |= {f"{arm.title}, kept": m.row(arm).counters.rescued_ranks for arm in m.main if arm.kind == "nsd"}
     groups = []
     for low, high in _RANK_EDGES:
         label = f"{low}" if low == high else f"over {low - 1}" if high is None else f"{low}-{high}"
-        for name, population in found.items():
-            if population:
-                inside = sum(low <= rank and (high is None or rank <= high) for rank in population)
-                groups.append((f"rank {label}, {name[:10]}", [(name, 100 * inside / len(population))]))
+        for name, found in counted.items():
+            if found:
+                inside = sum(n for rank, n in found.items() if low <= rank and (high is None or rank <= high))
+                groups.append((f"rank {label}", [(name, 100 * inside / found.total())]))
     return bars(groups, "%")

@@ -26,11 +26,13 @@ def provenance(m: Model) -> Table:
         "K counts": engine.get("k_unit"),
         "SD baseline": ", ".join({"sd": "p/q"}.get(name, name) for name in config["sd_baseline"]) or NONE,
         "nucleus ties": ", ".join(config["tie_variant"]) or NONE,
+        "tasks": _words({name: _origin(told) for name, told in config.get("origins", {}).items()}) or NONE,
         "settings": _words(settings),
         "seeds": ", ".join(map(str, sorted({s for r in m.runs for s in r.manifest["config"]["seeds"]}))),
         "order": f"{config['order']}, prompt by prompt; warm-up of {config['warm_up_tokens']} tokens not counted",
         "speed": f"{config['speed']['headline']}; {config['speed']['statistic']}",
         "hardware": f"{hardware.get('cpu')}, {hardware.get('threads')} threads; {gpus}",
+        "sandbox": _sandbox(session),
         "versions": _words(session.get("versions", {})),
         "revision": session.get("revision") or "not in a repository",
         "command": " ".join(session.get("command", [])),
@@ -42,6 +44,27 @@ def provenance(m: Model) -> Table:
         "begun, finished": f"{manifest['created']}, {manifest.get('finished', 'not finished')}",
     }
     return Table(m.title, ["", ""], [[name, str(value)] for name, value in facts.items()])
+
+
+def _origin(told: dict[str, Any]) -> str:
+    """Data of a task in a few words."""
+    return " ".join(str(told[key])[:40] for key in ("file", "data", "revision", "sha256") if key in told)
+
+
+def _sandbox(session: dict[str, Any]) -> str:
+    """What programs of answers were kept from."""
+    told = session.get("sandbox")
+    if told is None:
+        return "no programs were run"
+    words = {
+        "network": "network",
+        "pids": "other processes",
+        "files": "writing outside",
+        "own_user": "the user's files",
+    }
+    kept = [word for name, word in words.items() if told.get(name)]
+    missing = [word for name, word in words.items() if not told.get(name)]
+    return f"no {', '.join(kept) or 'isolation'}" + (f"; not kept from: {', '.join(missing)}" if missing else "")
 
 
 def _words(values: dict[str, Any]) -> str:

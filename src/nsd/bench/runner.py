@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -47,6 +47,7 @@ class Plan:
     """What is to be answered: problems by task, by which arms, under which seeds, with which common settings.
 
     max_new_tokens None takes each task's own limit; shard (i, n) takes every n-th prompt from the i-th, counted from 1.
+    origins says of each task where its rows are from.
     """
 
     problems: Sequence[tuple[Task, Sequence[Problem]]]
@@ -55,6 +56,7 @@ class Plan:
     settings: Mapping[str, Any] = field(default_factory=dict)
     max_new_tokens: int | None = DEFAULT_MAX_NEW_TOKENS
     shard: tuple[int, int] = (1, 1)
+    origins: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         index, count = self.shard
@@ -90,6 +92,7 @@ class Plan:
             "tie_variant": sorted({str(a.settings.get("ties", "all")) for a in self.arms if a.kind == "nsd"}),
             "tasks": {task.name: {**task.options, "max_new_tokens": self.limit(task)} for task, _ in self.problems},
             "problems": {task.name: fingerprint(problems) for task, problems in self.problems},
+            "origins": dict(self.origins),
             "seeds": list(self.seeds),
             "shard": list(self.shard),
             "settings": dict(self.settings),
@@ -198,8 +201,8 @@ def fingerprint(problems: Sequence[Problem]) -> dict[str, Any]:
     return {"count": len(problems), "sha256": digest.hexdigest()}
 
 
-def session_facts(command: Sequence[str]) -> dict[str, Any]:
-    """Where and how this process runs: versions, source revision, machine, command."""
+def session_facts(command: Sequence[str], sandboxed: bool = False) -> dict[str, Any]:
+    """Where and how this process runs: versions, source revision, machine, command; what the sandbox keeps apart."""
     import torch
 
     from nsd.trace.record import surroundings
@@ -216,7 +219,12 @@ def session_facts(command: Sequence[str]) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
     told = surroundings()
-    return {"versions": told["versions"], "revision": told["revision"], "hardware": hardware, "command": list(command)}
+    found = {"versions": told["versions"], "revision": told["revision"], "hardware": hardware, "command": list(command)}
+    if sandboxed:
+        from nsd.bench.sandbox import isolation
+
+        found["sandbox"] = asdict(isolation())
+    return found
 
 
 def _cpu() -> str:

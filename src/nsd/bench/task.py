@@ -8,6 +8,7 @@ plain JSON, so a problem can be written into a manifest as it stands.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
 import json
 from abc import ABC, abstractmethod
@@ -108,6 +109,21 @@ class Task(ABC):
             )
         return [self._read(index, where, row) for index, (where, row) in enumerate(kept[:limit])]
 
+    def origin(self, data_dir: Path | None) -> dict[str, Any]:
+        """Where the rows come from: a local file with its SHA-256, a public revision, or this program."""
+        told: dict[str, Any] = {"prompt_and_scoring": self.source}
+        if not self.files:
+            return {
+                **told,
+                "data": ", ".join(["made here", *(f"{name} {value}" for name, value in self.options.items())]),
+            }
+        if data_dir is not None:
+            path = self._find(data_dir)
+            return {**told, "file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        if self.hub is None:
+            return told
+        return {**told, "data": self.hub.path, "split": self.hub.split, "revision": self.hub.revision}
+
     def available(self, data_dir: Path | None) -> bool:
         """Whether local data are given; tasks that make their own problems always say yes."""
         return data_dir is not None and any((data_dir / name).is_file() for name in self._names())
@@ -206,12 +222,15 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "mbpp-bare": ("nsd.bench.tasks.mbpp:Mbpp", {"show_tests": False}),
     "aime25": ("nsd.bench.tasks.aime25:Aime25", {}),
     "livecodebench": ("nsd.bench.tasks.livecodebench:LiveCodeBench", {}),
+    "mini-math": ("nsd.bench.tasks.mini_math:MiniMath", {}),
+    "mini-code": ("nsd.bench.tasks.mini_code:MiniCode", {}),
     "toy": ("nsd.bench.tasks.toy:Toy", {}),
 }
 
 # suite -> tasks; aime25 joins the default suite only where its data are given
 SUITES: dict[str, tuple[str, ...]] = {
     "default": ("gsm8k", "math500", "humaneval", "mbpp", "aime25"),
+    "miniature": ("mini-math", "mini-code"),
     "toy": ("toy",),
 }
 
@@ -229,9 +248,9 @@ def find_task(name: str) -> Task:
 
 
 def find_tasks(names: Sequence[str], data_dir: Path | None = None) -> list[Task]:
-    """The tasks of these names and suites, in this order, each once."""
+    """The tasks of these names and suites, in this order, each once; a name may be several with commas."""
     wanted: dict[str, Task] = {}
-    for name in names:
+    for name in (part.strip() for listed in names for part in listed.split(",")):
         for member in SUITES.get(name, (name,)):
             task = find_task(member)
             optional = name == "default" and member == "aime25" and not task.available(data_dir)

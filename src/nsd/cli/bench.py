@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 _WHAT, _ARMS, _PLACE = "What is asked", "Arms", "The run on disk"
 _SECONDS_BETWEEN_LINES = 15
 
+Engines = Annotated[
+    str,
+    typer.Option("--engine", help="What runs the target: auto, lean, transformers or vllm.", rich_help_panel="Pair"),
+]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds runs.", rich_help_panel=_PLACE)]
 
 
 def bench(
     tasks: Annotated[
-        list[str] | None, typer.Option("--task", "--suite", help="Task or suite; repeatable.", rich_help_panel=_WHAT)
+        list[str] | None,
+        typer.Option("--task", "--tasks", "--suite", help="Tasks or suites; repeatable.", rich_help_panel=_WHAT),
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="Folder with the tasks' JSONL files.", rich_help_panel=_WHAT)
@@ -38,7 +43,7 @@ def bench(
     seeds: Annotated[int, typer.Option("--seeds", help="Answers to each prompt.", rich_help_panel=_WHAT)] = 1,
     seed: Annotated[int, typer.Option("--seed", help="The first seed.", rich_help_panel=_WHAT)] = 0,
     model: o.Model = "smollm2-135m",
-    drafter: o.DrafterName = "ngram",
+    drafter: o.DrafterName = "auto",
     draft: o.DraftOptions = None,
     arms: Annotated[
         str | None,
@@ -80,9 +85,19 @@ def bench(
         bool, typer.Option("--repair", help="Set damaged lines aside and decode them again.", rich_help_panel=_PLACE)
     ] = False,
     dtype: o.Dtype = "auto",
-    engine: o.Engine = "auto",
+    engine: Engines = "auto",
     device: o.Device = "auto",
     threads: o.Threads = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would run: models, prompts, arms, memory, time.")
+    ] = False,
+    shapes: Annotated[
+        Path | None,
+        typer.Option("--shapes", help="With --dry-run: config.json of models not at hand, as owner--name.json."),
+    ] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option("--bandwidth", help="With --dry-run: GB/s of the memory, for the time.")
+    ] = None,
     json_output: o.Json = False,
 ) -> None:
     """Evaluate AR, SD and NSD on the same prompts, interleaved; a run that was stopped goes on where it was."""
@@ -109,13 +124,30 @@ def bench(
         "k": _numbers("-k", k, int),
         "block_length": _numbers("--block-length", block_length, int),
         "settings": o.without_none(
-            temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, accounting=accounting
+            temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, accounting=accounting or "full"
         ),
         "max_new_tokens": max_new_tokens,
         "trace": trace,
         "where": {"dtype": dtype, "engine": engine, "device": device, "threads": threads},
     }
+    if dry_run:
+        _check(request)
+        _tell(request, shapes, bandwidth, json_output)
+        return
     run_request(request, runs, name, resume, repair, json_output)
+
+
+def _tell(request: dict[str, Any], shapes: Path | None, bandwidth: float | None, json_output: bool) -> None:
+    """Say what a request would take."""
+    from nsd.bench import dry
+
+    found = dry.dry_run(request, shapes, bandwidth)
+    if json_output:
+        emit_json("bench", {"dry_run": found.as_json()})
+    else:
+        write("\n".join(found.lines()) + "\n")
+    for problem in dry.checked(request, found.memory, found.copies):
+        note(problem)
 
 
 def run_request(
@@ -135,12 +167,17 @@ def run_request(
         request = read_manifest(folder)["config"]["request"]
     _check(request)
     problems = problems_of(request)
-    pair = load_pair(request["model"], request["drafter"], request["draft"], **request["where"])
-    engine = OwnEngine(pair, request["model"], request["drafter"], request["trace"])
-    plan = plan_of(request, engine, problems)
+    engine: Engine
+    if request["where"]["engine"] == "vllm":
+        engine, plan = _on_vllm(request, problems)
+    else:
+        pair = load_pair(request["model"], request["drafter"], request["draft"], **request["where"])
+        engine = OwnEngine(pair, request["model"], request["drafter"], request["trace"])
+        plan = plan_of(request, engine, problems)
     name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{Path(request['model']).name}"
     config = {**plan.config(engine.facts()), "request": request}
-    with RunWriter(runs, name, config, session_facts(sys.argv), repair) as bundle:
+    sandboxed = any(task.metric == "pass@1" for task, _ in problems)
+    with RunWriter(runs, name, config, session_facts(["nsd", *sys.argv[1:]], sandboxed), repair) as bundle:
         note(f"run {name}: {', '.join(arm.name for arm in plan.arms)}; interleaved in rotating order")
         if bundle.done:
             note(f"{len(bundle.done)} answers are recorded already")
@@ -156,6 +193,19 @@ def run_request(
         f"nsd bench --resume {name} --runs {runs}"
     )
     sys.exit(130)
+
+
+def _on_vllm(request: dict[str, Any], problems: list[tuple[Task, list[Problem]]]) -> tuple[Engine, Plan]:
+    """vLLM as the engine, its memory shared among as many as the plan needs."""
+    from nsd.bench.vllm_engine import VllmEngine
+    from nsd.errors import ConfigError
+
+    if request["trace"]:
+        raise ConfigError("got --trace with engine vllm, which records no decisions; drop --trace or --engine vllm")
+    engine = VllmEngine(request["model"], request["drafter"], request["draft"], request["where"])
+    plan = plan_of(request, engine, problems)
+    engine.share = len({arm.k for arm in plan.arms})
+    return engine, plan
 
 
 def problems_of(request: dict[str, Any]) -> list[tuple[Task, list[Problem]]]:
@@ -174,6 +224,7 @@ def plan_of(request: dict[str, Any], engine: Engine, problems: list[tuple[Task, 
     from nsd.bench.arms import DEFAULT_THETA, arms_of
     from nsd.bench.runner import DEFAULT_MAX_NEW_TOKENS, Plan
 
+    data = None if request["data_dir"] is None else Path(request["data_dir"])
     rule = request["rule"]
     thetas = request["theta"] or ([DEFAULT_THETA] if rule["rule"] == "nsd" else [])
     # Under an exact rule there is nothing to relax: arm sd is all there is to run.
@@ -189,6 +240,7 @@ def plan_of(request: dict[str, Any], engine: Engine, problems: list[tuple[Task, 
         settings=request["settings"],
         max_new_tokens=most,
         shard=(request["shard"][0], request["shard"][1]),
+        origins={task.name: task.origin(data) for task, _ in problems},
     )
 
 
@@ -220,7 +272,7 @@ def sweep(
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder with the tasks' JSONL files.")] = None,
     limit: Annotated[int, typer.Option("--limit", help="Prompts of each task at most.")] = 28,
     model: o.Model = "smollm2-135m",
-    drafter: o.DrafterName = "ngram",
+    drafter: o.DrafterName = "auto",
     draft: o.DraftOptions = None,
     k: Annotated[str, typer.Option("-k", "--k", help="K to try.")] = "2,4,7",
     theta: Annotated[str, typer.Option("--theta", help="Thresholds to try.")] = "0.5,0.8,0.9,0.95",

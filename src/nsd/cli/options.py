@@ -73,7 +73,10 @@ Seed = Annotated[int, typer.Option("--seed", rich_help_panel=_RUN)]
 Chat = Annotated[bool, typer.Option("--chat", help="Use the model's chat template.", rich_help_panel=_RUN)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=_RUN)]
 Accounting = Annotated[
-    str | None, typer.Option("--accounting", help="Deviation computed: off, rescues (estimated, free) or full (exact).", rich_help_panel=_RUN)
+    str | None,
+    typer.Option(
+        "--accounting", help="Deviation: off, rescues (estimated, free) or full (exact).", rich_help_panel=_RUN
+    ),
 ]
 
 

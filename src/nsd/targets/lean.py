@@ -207,7 +207,7 @@ def lean_target(
     checkpoint = open_checkpoint(folder, config)
     stored = torch.float32 if weights in FORMS else dtype
     ignored = ["lm_head.weight"] * tied + [f"model.layers.{i}.self_attn.rotary_emb." for i in range(shape.layers)]
-    tensors = checkpoint.load(_shapes(shape, vocab, tied), device, stored, ignored)
+    tensors = checkpoint.load(tensor_shapes(shape, vocab, tied), device, stored, ignored)
     decoder, ends = assemble(shape, tensors, dtype, weights, tied)
     generation = folder / "generation_config.json"
     settings = read_json(generation, "generation settings") if generation.is_file() else {}
@@ -245,7 +245,7 @@ def assemble(
     return Decoder(shape, layers, norm, dtype), (embedding, head)
 
 
-def _shapes(shape: DecoderConfig, vocab: int, tied: bool) -> Shapes:
+def tensor_shapes(shape: DecoderConfig, vocab: int, tied: bool) -> Shapes:
     """Names and shapes of all tensors of a checkpoint."""
     wanted: Shapes = {"model.embed_tokens.weight": (vocab, shape.hidden), "model.norm.weight": (shape.hidden,)}
     if not tied:

@@ -38,7 +38,8 @@ def verify(
     p           processed target laws [M, V], M = N + B, request after request
     rules       one per request; a rule's max_deviation joins `caps`
     uniforms    [M] each, float64
-    accounting  OFF and RESCUES compute nothing that the decision does not need; FULL has R and ES at tested positions
+    accounting  OFF and RESCUES compute nothing that the decision does not need; FULL has R and ES at tested positions,
+                and the rank of what failed the ratio test
     caps        what each request may still spend on deviation; rules that are no ratio-or-set ignore it
     trace       also mass, rank, entropies and the masses below each draw, for a recorder
 
@@ -63,6 +64,7 @@ def verify(
     if accounting is Accounting.FULL or trace:
         for group in groups:
             _account(group, tested, (branch != Branch.UNTESTED) & valid, columns, trace)
+            _rank(group, tested, (branch == Branch.REJECTED) | (branch == Branch.RESCUED), columns)
     final, guard, invalid = _finish(draft, p, groups, uniforms, layout, accepted, valid, trace)
     return Verdict(accepted, branch, final, columns, guard, invalid)
 
@@ -213,6 +215,15 @@ def _account(group: _Group, everything: Tested, was_tested: Tensor, columns: Col
         columns.q_mass[rows] = total_mass(q)
         if Need.TARGET_DRAW in group.rule.needs:
             columns.p_below[rows] = mass_below(few.p_rows(), few.x)
+
+
+def _rank(group: _Group, everything: Tested, failed_ratio: Tensor, columns: Columns) -> None:
+    """Fill in the rank by p of the few tokens that failed the ratio test, where it is not known yet."""
+    rows = group.rows[failed_ratio[group.rows] & columns.rank[group.rows].isnan()]
+    if len(rows):
+        e = gather(everything.at(rows), Need.RANK)
+        assert e.rank is not None
+        columns.rank[rows] = e.rank.double()
 
 
 def _require_finite(p: Tensor, layout: Layout, accepted: Tensor) -> None:

@@ -1,0 +1,1 @@
+"""The paper's evaluation: one file for each experiment under configs/, one command for each file."""
