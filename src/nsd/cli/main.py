@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nsd import __version__
-from nsd.cli import bench, compare, demo, doctor, generate, listing, theory, trace, train
+from nsd.cli import bench, compare, demo, doctor, export, generate, listing, theory, trace, train, vllm
 from nsd.cli.config import split_config
 from nsd.cli.console import ClosedPipe, talk
 from nsd.errors import NSDError
@@ -28,6 +28,7 @@ app.add_typer(listing.app, name="list", help="What there is: rules, drafters, mo
 app.command()(doctor.doctor)
 app.add_typer(theory.theory_app, name="theory", help="Exact figures for a step, a sequence, a speed-up.")
 app.command()(train.train)
+app.command()(export.export)
 app.command()(bench.bench)
 app.command()(bench.report)
 app.command()(bench.sweep)
@@ -35,6 +36,7 @@ app.command()(trace.audit)
 app.command()(trace.view)
 app.command()(trace.analyze)
 app.command()(trace.convert)
+app.add_typer(vllm.vllm_app, name="vllm", help="NSD inside vLLM: start a server, look whether all is in order.")
 
 
 @app.callback(invoke_without_command=True)
