@@ -1,0 +1,273 @@
+"""docs/results/miniature.md: tables from rows, the paper's figures beside ours, and a verdict a claim.
+
+A table shows the cells that were measured and a dash for the others; nothing is filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.miniature import cells as c
+from benchmarks.miniature.cells import AR, AR_COLD, AR_TOP_P, Arm, Cell, match, nsd, sd
+from benchmarks.miniature.claims import claims
+from benchmarks.miniature.family import LEVELS, TARGETS, mechanism_of
+from benchmarks.miniature.lessons import lessons
+from benchmarks.miniature.matrix import SEEDS
+from benchmarks.miniature.numbers import Book, Measured, estimate, mcnemar, paired
+from nsd.bench.stats import Estimate
+
+NONE = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a report says of its run: a line on what was run, facts of the models, and how many cells are still open."""
+
+    ran: str
+    facts: Mapping[str, Any]
+    open_cells: int
+
+
+def report(book: Book, about: About) -> str:
+    """The whole document in Markdown."""
+    parts = [
+        "# The paper in miniature",
+        "Made by `python -m benchmarks.miniature`; every number below is recomputed from stored rows, one a problem.",
+        about.ran,
+        _state(book, about),
+        "## Claims",
+        _claims(book),
+        lessons(book),
+        "## Models",
+        _models(about.facts),
+        "## Table 1: score, speed-up and accepted length",
+        _HOW,
+        *(_table_1(book, target) for target in book.targets),
+        "## Thresholds",
+        *_by_pair(book, _thetas),
+        "## Caps on one step's deviation",
+        *_by_pair(book, _caps),
+        "## Block length and threshold",
+        *_by_pair(book, _grid),
+        "## Relaxed baselines",
+        *_by_pair(book, _baselines),
+        "## Seeds",
+        *_by_pair(book, _seeds),
+        "## Where SD rejects and NSD rescues",
+        _analysis(book),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+ENOUGH = 4000
+"""Problems a cell from which a difference of a point can be told."""
+
+
+def _state(book: Book, about: About) -> str:
+    """How much there is, and what is missing of the full plan."""
+    sizes = [len(m.rows) for m in book.cells.values()]
+    if not sizes:
+        return "Nothing has been measured yet."
+    said = [f"{len(sizes)} cells are measured, with {min(sizes):,} to {max(sizes):,} problems a cell."]
+    if min(sizes) < ENOUGH:
+        said.append(
+            f"**That is fewer than the {ENOUGH:,} that a difference of a point needs**: read scores by their intervals."
+        )
+    if about.open_cells:
+        said.append(
+            f"{about.open_cells} cells of the full plan are **not measured** and show as a dash or are left out."
+        )
+    planned = [f"{name}-{level}" for name in TARGETS for level in LEVELS]
+    if absent := [name for name in planned if name not in book.targets]:
+        said.append(f"Targets of the full plan that are not in this run: {', '.join(absent)}.")
+    drafted = {(target, drafter.partition(":")[0]) for target, _, drafter in book.pairs}
+    lacking = sorted(
+        {mechanism for plan in TARGETS.values() for mechanism in plan.mechanisms} - {kind for _, kind in drafted}
+    )
+    if lacking:
+        said.append(f"Mechanisms without a cell: {', '.join(lacking)}.")
+    return " ".join(said)
+
+
+def _claims(book: Book) -> str:
+    rows = [[claim.paper, f"**{claim.verdict}**", claim.ours] for claim in claims(book)]
+    if not rows:
+        return "No pair was measured."
+    return f"{_OF_THESE}\n\n{table(['claim', 'here', 'figures (95% intervals)'], rows)}"
+
+
+_OF_THESE = (
+    "A verdict speaks of these models alone; Models says how long each was trained. A drafter trained for few minutes "
+    "is mostly turned down far out in the target's tail, where no rule rescues."
+)
+
+
+def _models(facts: Mapping[str, Any]) -> str:
+    rows = [[name, *(str(one.get(key, NONE)) for key in ("parameters", "training"))] for name, one in facts.items()]
+    return table(["model", "parameters", "training"], rows)
+
+
+_HOW = (
+    "Scores are percent of problems solved, with 95% bootstrap intervals over problems; differences are paired. The "
+    "speed-up is in target calls: tokens a verification pass over plain decoding's one. Tokens a second are of this "
+    "program at batch 128, where Python's share dominates; they rank nothing but are shown."
+)
+
+
+def _table_1(book: Book, target: str) -> str:
+    rows = []
+    for task in book.tasks(target):
+        plain = book.get(Cell(target, task, None, AR))
+        for arm in (AR, AR_COLD, AR_TOP_P):
+            if (m := book.get(Cell(target, task, None, arm))) is not None:
+                rows.append([task, NONE, arm.speaks, *_main(m, plain, None)])
+        for drafter in (d for t, k, d in book.pairs if (t, k) == (target, task)):
+            k = mechanism_of(drafter).k
+            base = book.get(Cell(target, task, drafter, sd(k)))
+            for arm in (sd(k), match(k), nsd(k)):
+                if (m := book.get(Cell(target, task, drafter, arm))) is not None:
+                    rows.append([task, drafter, f"{arm.speaks}, K={k}", *_main(m, plain, base)])
+    head = ["task", "drafter", "way", "n", "score", "- AR", "- SD", "McNemar p", "speed-up in calls", "τ", "tokens/s"]
+    return f"### {target}\n\n" + table(head, rows)
+
+
+def _main(m: Measured, plain: Measured | None, base: Measured | None) -> list[str]:
+    against = [_points(m, other) if other is not None and other is not m else NONE for other in (plain, base)]
+    p = f"{mcnemar(m, base):.2g}" if base is not None and base is not m else NONE
+    drafted = m.cell.arm.k > 0
+    speeds = [_text(estimate(m.tau), 2), f"{m.tau.fraction:.2f}"] if drafted else ["1", "1"]
+    return [f"{len(m.rows):,}", score(m), *against, p, *speeds, f"{m.speed.fraction:,.0f}"]
+
+
+def _by_pair(book: Book, make: Any) -> list[str]:
+    """One table for each pair that has something to show."""
+    found = []
+    for target, task, drafter in book.pairs:
+        rows = make(book, target, task, drafter, mechanism_of(drafter).k)
+        if len(rows) > 1:
+            head = [
+                "way",
+                "n",
+                "score",
+                "- SD",
+                "calls/token",
+                "τ",
+                "mean R",
+                "mean ES",
+                "ES content",
+                "ES phrasing",
+                "spent",
+            ]
+            found.append(f"### {target}, {task}, {drafter}\n\n" + table(head, rows))
+    return found or ["Not measured in this run."]
+
+
+def _line(m: Measured, base: Measured | None) -> list[str]:
+    values = [("R", "all"), ("ES", "all"), ("ES", "content"), ("ES", "phrasing"), ("eps", "all")]
+    found = [m.value(name, "tested", kind) for name, kind in values]
+    less = _points(m, base) if base is not None and base is not m else NONE
+    name = f"{m.cell.arm.speaks}, K={m.cell.arm.k}"
+    numbers = [NONE if v is None else f"{v:.4f}" for v in found]
+    return [name, f"{len(m.rows):,}", score(m), less, f"{m.calls.fraction:.4f}", f"{m.tau.fraction:.2f}", *numbers]
+
+
+def _lines(book: Book, cell: Cell, arms: Iterable[Arm]) -> list[list[str]]:
+    base = book.get(Cell(cell.target, cell.task, cell.drafter, cell.arm, cell.seed))
+    cells = (Cell(cell.target, cell.task, cell.drafter, arm, cell.seed) for arm in (cell.arm, *arms))
+    return [_line(m, base) for m in map(book.get, cells) if m is not None]
+
+
+def _thetas(book: Book, target: str, task: str, drafter: str, k: int) -> list[list[str]]:
+    return _lines(book, Cell(target, task, drafter, sd(k)), (nsd(k, theta) for theta in c.THETAS))
+
+
+def _caps(book: Book, target: str, task: str, drafter: str, k: int) -> list[list[str]]:
+    arms = [nsd(k, cap=cap) for cap in c.CAPS]
+    if not any(book.get(Cell(target, task, drafter, arm)) for arm in arms):
+        return []
+    return _lines(book, Cell(target, task, drafter, sd(k)), [*arms, nsd(k)])
+
+
+def _grid(book: Book, target: str, task: str, drafter: str, k: int) -> list[list[str]]:
+    rows = []
+    for fewer in sorted({max(k // 4, 1), max(k // 2, 1)} - {k}):
+        rows += _lines(book, Cell(target, task, drafter, sd(fewer)), (nsd(fewer, theta) for theta in c.THETAS))
+    return rows
+
+
+def _baselines(book: Book, target: str, task: str, drafter: str, k: int) -> list[list[str]]:
+    arms = c.relaxed(k)
+    if not any(book.get(Cell(target, task, drafter, arm)) for arm in arms):
+        return []
+    return _lines(book, Cell(target, task, drafter, sd(k)), [nsd(k), *arms])
+
+
+def _seeds(book: Book, target: str, task: str, drafter: str, k: int) -> list[list[str]]:
+    rows = []
+    for seed in SEEDS:
+        if seed and book.get(Cell(target, task, drafter, sd(k), seed)) is None:
+            continue
+        for row in _lines(book, Cell(target, task, drafter, sd(k), seed), [match(k), nsd(k)]):
+            rows.append([f"seed {seed}: {row[0]}", *row[1:]])
+    return rows if any(not row[0].startswith("seed 0") for row in rows) else []
+
+
+_OF_SD = (
+    ("rejected_in_95", "rejected", "all"),
+    ("rejected_top10", "rejected", "all"),
+    ("rejected", "tested", "content"),
+    ("rejected", "tested", "phrasing"),
+)
+_OF_NSD = (
+    ("rescued_top5", "rescued", "all"),
+    ("rescued_entropy_q", "rescued", "all"),
+    ("rescued_entropy_p", "rescued", "all"),
+    ("rescued_entropy_p_higher", "rescued", "all"),
+)
+
+
+def _value(m: Measured | None, above: str, below: str, kind: str) -> float | None:
+    return None if m is None else m.value(above, below, kind)
+
+
+def _analysis(book: Book) -> str:
+    rows = []
+    for target, task, drafter in book.pairs:
+        k = mechanism_of(drafter).k
+        base, relaxed = (book.get(Cell(target, task, drafter, arm)) for arm in (sd(k), nsd(k)))
+        values = [
+            *(_value(base, *names) for names in _OF_SD),
+            *(_value(relaxed, *names) for names in _OF_NSD),
+        ]
+        rows.append([f"{target}, {task}, {drafter}", *(NONE if v is None else f"{v:.3f}" for v in values)])
+    paper = ["the paper", "0.526", "0.815", NONE, NONE, "0.941", "0.865", "1.101", "0.703"]
+    head = [
+        "pair", "rejected, in .95 nucleus", "rejected, top 10", "rejected a content token", "a phrasing token",
+        "rescued, top 5", "draft entropy", "target entropy", "target's higher",
+    ]  # fmt: skip
+    return table(head, [*rows, paper]) if rows else "No pair was measured."
+
+
+def score(m: Measured) -> str:
+    """Percent right, with its interval."""
+    return _text(estimate(m.accuracy), 1, 100)
+
+
+def _points(m: Measured, other: Measured) -> str:
+    return _text(paired(m, other, lambda one: one.accuracy), 1, 100)
+
+
+def _text(e: Estimate, digits: int, scale: float = 1.0) -> str:
+    if e.value is None:
+        return NONE
+    if e.low is None or e.high is None:
+        return f"{scale * e.value:.{digits}f}"
+    return f"{scale * e.value:.{digits}f} [{scale * e.low:.{digits}f}, {scale * e.high:.{digits}f}]"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,229 @@
+"""Cells go on after a kill, and every number of the document is a plain sum over stored rows."""
+
+import json
+import random
+import re
+
+import pytest
+
+from benchmarks.miniature import evaluate
+from benchmarks.miniature.cells import AR, AR_TOP_P, THETAS, Cell, match, nsd, relaxed, sd
+from benchmarks.miniature.claims import FAILS, HOLDS, OPEN, claims, verdict_of
+from benchmarks.miniature.evaluate import SUMS, Work, answer, read_rows
+from benchmarks.miniature.family import Manifest
+from benchmarks.miniature.lessons import lessons
+from benchmarks.miniature.matrix import matrix
+from benchmarks.miniature.numbers import Book, Measured
+from benchmarks.miniature.report import About, report
+from benchmarks.miniature.stages import Scale, measure, stored, write_report
+from nsd.api import load
+from nsd.bench.stats import Estimate
+from tests.miniature.models import written
+
+PAIR = ("toy", "mini-math", "draft-model:matched")
+
+
+def fake(arm, n=300, seed=0, chance=0.5, blocks=40):
+    """Rows of a cell that was never decoded."""
+    draw = random.Random(f"{arm}/{seed}")
+    rows = []
+    for index in range(n):
+        drafted, rejected = draw.randint(60, 90), draw.randint(3, 9)
+        sums = [
+            float(drafted),
+            float(rejected),
+            2.0,
+            9.5,
+            1.25,
+            0.75,
+            rejected / 2,
+            float(rejected - 1),
+            1.0,
+            2.0,
+            1.0,
+            1.0,
+        ]
+        rows.append(
+            {
+                "index": index, "id": f"p{index}", "correct": draw.random() < chance, "nll": draw.gauss(30, 3),
+                "text": "", "finish": "eos", "seconds": 0.01, "output_tokens": 81, "prefill_tokens_out": 1,
+                "blocks": blocks if arm.k else 80, "content": sums, "phrasing": [2 * value for value in sums],
+            }
+        )  # fmt: skip
+    return Measured(Cell(*PAIR[:2], PAIR[2] if arm.k else None, arm), rows)
+
+
+@pytest.fixture
+def book():
+    arms = (sd(6), *(nsd(6, theta) for theta in THETAS), *(nsd(3, theta) for theta in THETAS), sd(3), match(6))
+    caps = (nsd(6, cap=0.1), *relaxed(6))
+    measured = [fake(arm, chance=0.6 if arm == sd(6) else 0.4) for arm in (AR, AR_TOP_P, *arms, *caps)]
+    return Book([m if m.cell.arm.k != 6 or m.cell.arm == sd(6) else fake(m.cell.arm, blocks=20) for m in measured])
+
+
+def cells_of(text, title, first):
+    """The row that begins with `first` in the first table after a title, by column."""
+    part = text.split(title, 1)[1]
+    lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("|")]
+    head = lines[0]
+    return dict(zip(head, next(line for line in lines if first in line), strict=True))
+
+
+def test_cells_of_the_document_are_sums_over_rows(book):
+    text = report(book, About("Run for a test.", {}, 0))
+    for arm in (sd(6), nsd(6, 0.8)):
+        rows = book.cells[Cell(*PAIR, arm)].rows
+        shown = cells_of(text, "## Thresholds", f"{arm.speaks}, K=6")
+        assert shown["score"].split()[0] == f"{100 * sum(r['correct'] for r in rows) / len(rows):.1f}"
+        assert shown["calls/token"] == f"{sum(r['blocks'] for r in rows) / (80 * len(rows)):.4f}"
+        tested = sum(r["content"][0] + r["phrasing"][0] for r in rows)
+        assert shown["mean ES"] == f"{3 * 1.25 * len(rows) / tested:.4f}"
+        assert shown["mean R"] == f"{3 * 9.5 * len(rows) / tested:.4f}"
+        assert shown["spent"] == f"{3 * 0.75 * len(rows) / tested:.4f}"
+        assert shown["ES content"] == f"{1.25 * len(rows) / sum(r['content'][0] for r in rows):.4f}"
+    base, relaxed_rows = (book.cells[Cell(*PAIR, arm)].rows for arm in (sd(6), nsd(6, 0.8)))
+    less = 100 * (sum(r["correct"] for r in relaxed_rows) - sum(r["correct"] for r in base)) / len(base)
+    assert cells_of(text, "## Thresholds", "NSD 0.8, K=6")["- SD"].split()[0] == f"{less:.1f}"
+
+
+def test_the_rejected_in_the_nucleus_are_counted_over_all_rejected(book):
+    rows = book.cells[Cell(*PAIR, sd(6))].rows
+    wanted = sum(r["content"][6] + r["phrasing"][6] for r in rows) / sum(
+        r["content"][1] + r["phrasing"][1] for r in rows
+    )
+    shown = cells_of(report(book, About("", {}, 0)), "## Where SD rejects", ", ".join(PAIR))
+    assert shown["rejected, in .95 nucleus"] == f"{wanted:.3f}"
+    assert SUMS[6] == "rejected_in_95"
+
+
+def test_what_was_not_measured_is_said():
+    few = Book([fake(AR), fake(sd(6))])
+    text = report(few, About("Run for a test.", {}, 123))
+    assert "123 cells of the full plan are **not measured**" in text
+    assert text.count("Not measured in this run.") >= 4
+    assert "Nothing has been measured yet." in report(Book([]), About("", {}, 5))
+
+
+def test_verdicts_follow_the_intervals():
+    def e(low, high):
+        return Estimate((low + high) / 2, low, high, 100)
+
+    assert verdict_of([e(0.1, 0.2), e(0.3, 0.4)], 0) == HOLDS
+    assert verdict_of([e(0.1, 0.2), e(-0.3, 0.4)], 0) == OPEN
+    assert verdict_of([e(0.1, 0.2), e(-0.3, -0.1)], 0) == FAILS
+    assert verdict_of([e(-0.2, -0.1)], 0, falls=True) == HOLDS
+    assert verdict_of([Estimate(0.1, None, None, 3)], 0) == verdict_of([], 0) == OPEN
+
+
+def test_claims_see_what_was_put_into_the_rows(book):
+    found = {claim.paper: claim for claim in claims(book)}
+    kept = next(claim for paper, claim in found.items() if paper.startswith("NSD keeps"))
+    assert kept.verdict == FAILS  # 0.4 against 0.6
+    longer = next(claim for paper, claim in found.items() if "accepted length is above" in paper)
+    assert longer.verdict == HOLDS  # 20 blocks against 40
+    assert len({claim.verdict for claim in found.values()} - {HOLDS, FAILS, OPEN}) == 0
+
+
+def test_lessons_name_the_sign_and_the_price(book):
+    text = lessons(book)
+    assert "**toy, mini-math, draft-model:matched**: NSD at 0.95 lowers the score against SD (-" in text
+    assert "saves 50.0% of the verification calls" in text  # 20 blocks against 40
+    assert "mean ES is" in text and "no cap is sure" not in text  # one cap alone is no choice
+    assert "no threshold is sure to lose less than a point" in text
+    assert lessons(Book([])) == ""
+
+
+def test_the_matrix_has_what_the_paper_has():
+    names = ("draft-model:matched", "draft-model:mismatched", "eagle3:matched", "nemotron:matched", "dflash:mismatched")
+    drafters = {f"{t}/{name}": "x" for t in ("t-low", "t-high") for name in (*names, "mtp:matched")}
+    cells = matrix(Manifest({"t-low": "x", "t-high": "x"}, drafters, {}))
+    assert len(cells) == len(set(cells)) == len({cell.key for cell in cells})
+    assert {cell.seed for cell in cells} == {0, 1, 2, 3, 4}
+    for drafter in {name.partition("/")[2] for name in drafters}:
+        mine = [cell for cell in cells if cell.drafter == drafter and cell.target == "t-high"]
+        deep = drafter.startswith(("draft", "nemotron", "mtp"))
+        assert {cell.task for cell in mine} == {"mini-math", "mini-code"}
+        assert {cell.arm.theta for cell in mine} >= set(THETAS if deep else [0.95])
+        native = drafter.startswith(("nemotron", "dflash"))
+        assert any(cell.arm.rule == "sample-and-match" for cell in mine) == native
+        assert (len({dict(cell.arm.numbers).get("max_deviation") for cell in mine}) >= 4) == deep
+        assert ({"lenience", "typical", "topk"} <= {cell.arm.rule for cell in mine}) == deep
+        assert ({cell.seed for cell in mine} == set(range(5))) == drafter.endswith(":matched")
+    assert {cell.arm.k for cell in cells if cell.drafter == "mtp:matched"} == {1, 2}
+    plain = {(cell.arm.temperature, cell.arm.top_p) for cell in cells if cell.drafter is None}
+    assert plain == {(1, 1), (0, 1), (1, 0.95)}
+    assert {cell.target for cell in cells} == {"t-low", "t-high"}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Random models, batches of four, short answers."""
+    from nsd.bench.tasks.mini_math import MiniMath
+
+    monkeypatch.setattr(evaluate, "BATCH", 4)
+    monkeypatch.setattr(MiniMath, "max_new_tokens", 12)
+    target, draft = (str(written(name, tmp_path / name)) for name in ("tiny-qwen3", "tiny-draft"))
+    return Manifest({"tiny": target}, {"tiny/draft-model:matched": draft}, {}), tmp_path / "run"
+
+
+def test_a_killed_cell_goes_on_where_it_was(folder, tmp_path):
+    manifest, _ = folder
+    pair = load(manifest.targets["tiny"], manifest.drafters["tiny/draft-model:matched"], dtype="float32")
+    cell = Cell("tiny", "mini-math", "draft-model:matched", nsd(3))
+    whole = [timeless(row) for row in answer(Work(cell, pair, 10, tmp_path / "whole.jsonl"))]
+    lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+    for name, kept in (("between", lines[:4]), ("within", [*lines[:5]]), ("in a line", [*lines[:6], lines[6][:25]])):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(kept))
+        assert [timeless(row) for row in answer(Work(cell, pair, 10, path))] == whole
+        assert [timeless(row) for row in read_rows(path)] == whole
+
+
+def timeless(row):
+    return {name: value for name, value in row.items() if name != "seconds"}
+
+
+def test_a_killed_run_of_the_matrix_goes_on_and_reports(folder, tmp_path):
+    manifest, run = folder
+    scale = Scale(count=4, tasks=("mini-math",))
+
+    class Killed(BaseException):
+        pass
+
+    def watch(line):
+        if line.startswith("cell 5/"):
+            raise Killed
+
+    with pytest.raises(Killed):
+        measure(manifest, run, scale, True, None, watch)
+    half = {path.name: path.read_bytes() for path in (run / "cells").glob("*.jsonl")}
+    assert len(half) == 4
+    told = []
+    measure(manifest, run, scale, True, None, told.append)
+    assert all((run / "cells" / name).read_bytes() == content for name, content in half.items())
+    assert told[0].startswith("cell 5/") and re.search(r"about \d+ min left", told[1])
+    cells = matrix(manifest, ("mini-math",), quick=True)
+    assert {m.cell for m in stored(run)} == set(cells)
+    write_report(manifest, run, scale, tmp_path / "out.md", "Run for a test.")
+    text = (tmp_path / "out.md").read_text()
+    row = next(m for m in stored(run) if m.cell.arm == sd(6))
+    assert f"{sum(r['blocks'] for r in row.rows) / sum(r['output_tokens'] - 1 for r in row.rows):.4f}" in text
+    again = []
+    measure(manifest, run, scale, True, None, again.append)
+    assert again == []
+
+
+def test_minutes_end_a_run_early(folder):
+    manifest, run = folder
+    told = []
+    measure(manifest, run, Scale(count=4, tasks=("mini-math",)), True, 1e-9, told.append)
+    assert "cells left after" in told[-1]
+
+
+def test_a_manifest_moves_with_its_folder(tmp_path):
+    Manifest({"t": str(tmp_path / "a" / "t")}, {"t/x:matched": str(tmp_path / "a" / "d")}, {"t": {}}).write(
+        tmp_path / "a"
+    )
+    assert json.loads((tmp_path / "a" / "manifest.json").read_text())["targets"] == {"t": "t"}
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert Manifest.read(tmp_path / "b").targets == {"t": str(tmp_path / "b" / "t")}
