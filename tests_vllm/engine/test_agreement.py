@@ -23,7 +23,7 @@ def test_tau_is_that_of_our_own_loop(workplace: Path) -> None:
     }
     live = Live(settings(models.target(), speculative, dtype="float32"), environment(PLUGIN), workplace / "log.txt")
     try:
-        exact, relaxed = measure(live, least=300, prompts=12, dtype="float32")
+        exact, relaxed = measure(live, least=160, prompts=12, dtype="float32")
     finally:
         live.close()
     for one in (exact, relaxed):
