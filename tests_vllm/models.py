@@ -67,7 +67,7 @@ def mimo() -> Path:
                 name = f"model.layers.{layer}.self_attn.{part}_proj.bias"
                 tensors[name] = torch.zeros(heads * HEAD_DIM, dtype=torch.bfloat16)
         own = "model.mtp_layers.0."
-        tensors |= {own + name: t for name, t in _layer(sources=1, bias=True).items()}
+        tensors |= {own + name: t for name, t in _layer(bias=True).items()}
         tensors[own + "input_proj.weight"] = _random(HIDDEN, 2 * HIDDEN)
         for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
             tensors[f"{own}{name}.weight"] = _ones(HIDDEN)
@@ -86,27 +86,12 @@ def eagle() -> Path:
     """A random EAGLE layer."""
 
     def build(folder: Path) -> None:
-        tensors = {f"layers.0.{name}": t for name, t in _layer(sources=1).items() if "input_layernorm" not in name}
+        tensors = {f"layers.0.{name}": t for name, t in _layer().items() if "input_layernorm" not in name}
         tensors["fc.weight"] = _random(HIDDEN, 2 * HIDDEN)
         _save(folder, tensors)
         _config(folder, _shape() | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
 
     return _made("eagle", build)
-
-
-def eagle3() -> Path:
-    """A random EAGLE-3 layer over the whole vocabulary."""
-
-    def build(folder: Path) -> None:
-        layer = _layer(sources=2) | {"hidden_norm.weight": _ones(HIDDEN)}
-        tensors = {f"midlayer.{name}": t for name, t in layer.items()}
-        tensors |= {"fc.weight": _random(HIDDEN, 3 * HIDDEN), "norm.weight": _ones(HIDDEN)}
-        tensors["lm_head.weight"] = load_file(target() / "model.safetensors")["model.embed_tokens.weight"]
-        _save(folder, tensors)
-        own = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "draft_vocab_size": VOCAB}
-        _config(folder, _shape() | own | {"eagle_aux_hidden_state_layer_ids": list(TAPS)})
-
-    return _made("eagle3", build)
 
 
 def dflash() -> Path:
@@ -116,7 +101,7 @@ def dflash() -> Path:
         tensors: Tensors = {"fc.weight": _random(HIDDEN, 3 * HIDDEN)}
         for layer in range(2):
             norms = {f"self_attn.{part}_norm.weight": _ones(HEAD_DIM) for part in "qk"}
-            tensors |= {f"layers.{layer}.{name}": t for name, t in (_layer(sources=1) | norms).items()}
+            tensors |= {f"layers.{layer}.{name}": t for name, t in (_layer() | norms).items()}
         tensors |= {"hidden_norm.weight": _ones(HIDDEN), "norm.weight": _ones(HIDDEN)}
         _save(folder, tensors)
         own: dict[str, Any] = {
@@ -138,7 +123,6 @@ ALL: dict[str, Callable[[], Path]] = {
     "first-20": first_layers,
     "mimo": mimo,
     "eagle": eagle,
-    "eagle3": eagle3,
     "dflash": dflash,
     "shipped": exported_folder,
 }
@@ -153,13 +137,13 @@ def _made(name: str, build: Callable[[Path], None]) -> Path:
     return ensure(cache_root() / f"vllm-tests-{name}-{VERSION}", seeded)
 
 
-def _layer(sources: int, bias: bool = False) -> Tensors:
-    """One decoder layer; with two sources its attention reads rows of twice the width."""
+def _layer(bias: bool = False) -> Tensors:
+    """One decoder layer."""
     q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     tensors = {
-        "self_attn.q_proj.weight": _random(q, sources * HIDDEN),
-        "self_attn.k_proj.weight": _random(kv, sources * HIDDEN),
-        "self_attn.v_proj.weight": _random(kv, sources * HIDDEN),
+        "self_attn.q_proj.weight": _random(q, HIDDEN),
+        "self_attn.k_proj.weight": _random(kv, HIDDEN),
+        "self_attn.v_proj.weight": _random(kv, HIDDEN),
         "self_attn.o_proj.weight": _random(HIDDEN, q),
         "mlp.gate_proj.weight": _random(WIDE, HIDDEN),
         "mlp.up_proj.weight": _random(WIDE, HIDDEN),

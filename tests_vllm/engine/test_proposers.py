@@ -37,8 +37,7 @@ CASES = {
     "ngram": Case("ngram", None, 4, {"prompt_lookup_max": 3, "prompt_lookup_min": 1}, gain=0.3, point=True),
     "draft_model-greedy": Case("draft_model", "first-20", 4, {}, gain=0.5, point=True),
     "eagle": Case("eagle", "eagle", 3, SAMPLED),
-    "eagle3-random": Case("eagle3", "eagle3", 3, SAMPLED),
-    "eagle3-shipped": Case("eagle3", "shipped", 3, SAMPLED, gain=0.3),
+    "eagle3": Case("eagle3", "shipped", 3, SAMPLED, gain=0.3),
     "mtp": Case("mtp", "mimo", 2, SAMPLED, target="mimo"),
     "dflash": Case("dflash", "dflash", 4, SAMPLED),
 }
