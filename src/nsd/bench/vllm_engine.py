@@ -26,8 +26,8 @@ from nsd.bench.metrics import Counters
 from nsd.bench.task import Problem
 from nsd.decoding.stats import ESTIMATED, Stats
 from nsd.drafters import shipped
+from nsd.drafters.exported import exported_folder
 from nsd.errors import ConfigError, NSDError
-from nsd.targets.store import cache_root, ensure
 
 METHODS = {"draft-model": "draft_model", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark", "mtp": "mtp"}
 """vLLM's names of the mechanisms that it has."""
@@ -125,7 +125,9 @@ class VllmEngine:
         """vLLM's speculative_config for k proposals."""
         found = {**self._method(), "num_speculative_tokens": k}
         if self._source is not None and self._source is not self._target:
-            found["model"] = _exported() if self._source.name == shipped.NAME else self._source.name
+            found["model"] = self._source.name
+            if self._source.name == shipped.NAME:
+                found["model"] = str(exported_folder())
         return found
 
     def _method(self) -> dict[str, Any]:
@@ -293,14 +295,6 @@ def _require_active(llm: Any) -> None:
     trouble = [one["problem"] for one in told if one["problem"]]
     if trouble:
         raise VllmError(f"nsd is not active in vLLM ({trouble[0]}), wanted its hooks in place; see nsd vllm check")
-
-
-def _exported() -> str:
-    """The shipped drafter in the form that other engines read, written once beside the built models."""
-    from nsd.drafters.exported import export_drafter
-
-    digest = (shipped.FOLDER / "SHA256").read_text(encoding="utf-8")[:12]
-    return str(ensure(cache_root() / f"{shipped.NAME}-{digest}-exported", export_drafter))
 
 
 def _gpu() -> bool:
