@@ -1,5 +1,6 @@
 """Inverse-CDF draws at the edges: u = 0, u next to 1, ids without mass, unnormalised laws."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,3 +59,14 @@ def test_frequencies():
     for x in range(20):
         low, high = binom.ppf([2.5e-9, 1 - 2.5e-9], n, p[0, x].item())
         assert low <= counts[x] <= high
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_row_alone_is_drawn_from_as_in_a_batch(dtype):
+    law = torch.rand(50, 300, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(dtype)
+    law[:, ::3] = 0
+    law[7], law[8] = 0, torch.nan
+    u = torch.rand(50, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    u[0], u[1] = 0.0, 1 - 2.0**-53
+    alone = torch.cat([draw(law[i : i + 1], u[i : i + 1]) for i in range(50)])
+    assert torch.equal(alone, draw(law, u))

@@ -72,6 +72,42 @@ def test_random_keep_patterns_in_a_ragged_batch(seed):
             kept = [kept[0], kept[2], kept[3]]
 
 
+def test_requests_that_move_into_holes_go_on_as_if_alone():
+    """Whoever ends, wherever it lay: even and uneven passes of the others give what each gives from scratch."""
+    net = decoder()
+    g = torch.Generator().manual_seed(5)
+    cache = net.cache(7, 40)
+    kept = [randn(g, 0, CONFIG.hidden) for _ in range(7)]
+    leaving = [[0], [3, 1], [], [0, 2]]
+    for step, (gone, even) in enumerate([(gone, even) for gone in leaving for even in (True, False)]):
+        counts = [2 if even else (step + 2 * b) % 3 for b in range(len(kept))]
+        new = [randn(g, count, CONFIG.hidden) for count in counts]
+        rows = cache.rows(counts)
+        out, _ = net.run(torch.cat(new), rows, cache)
+        cache.append(rows)
+        cache.keep_all()
+        kept = [torch.cat((old, more)) for old, more in zip(kept, new, strict=True)]
+        for part, whole, count in zip(out.split(counts), kept, counts, strict=True):
+            if count:
+                torch.testing.assert_close(part, scratch(net, whole)[-count:], rtol=1e-9, atol=1e-9)
+        if not even:
+            staying = [b for b in range(len(kept)) if b not in gone]
+            cache.retain(staying)
+            kept = [kept[b] for b in staying]
+    for _ in range(2):  # all of one length, so that a pass is a rectangle
+        longest = max(cache.lengths)
+        counts = [longest + 1 - n for n in cache.lengths]
+        new = [randn(g, count, CONFIG.hidden) for count in counts]
+        rows = cache.rows(counts)
+        out, _ = net.run(torch.cat(new), rows, cache)
+        cache.append(rows)
+        cache.keep_all()
+        kept = [torch.cat((old, more)) for old, more in zip(kept, new, strict=True)]
+        for part, whole, count in zip(out.split(counts), kept, counts, strict=True):
+            torch.testing.assert_close(part, scratch(net, whole)[-count:], rtol=1e-9, atol=1e-9)
+    assert rows.start is not None and rows.order is not None
+
+
 def test_keep_counts_from_the_last_keep_over_several_passes():
     net = decoder()
     g = torch.Generator().manual_seed(2)

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsd.rules import NSD, SD, SampleAndMatch, make_rule
-from nsd.verification import Accounting, Caps, Draft, DraftLaw, Uniforms, verify
+from nsd.verification import Accounting, Branch, Caps, Draft, DraftLaw, Uniforms, verify
 from nsd.verification.layout import Layout
 from nsd.verification.verify import _groups
 from tests.verification.blocks import only, sampled_batch
@@ -31,6 +31,8 @@ def assert_same(alone, together, draft, b):
     for part, rows in (("columns", per_token), ("final", per_request)):
         for f in fields(getattr(alone, part)):
             one, many = getattr(getattr(alone, part), f.name), getattr(getattr(together, part), f.name)[rows]
+            if part == "columns":
+                one, many = (column[alone.branch != Branch.UNTESTED] for column in (one, many))
             assert torch.equal(one.nan_to_num(-1), many.nan_to_num(-1)), f"{part}.{f.name} of request {b}"
     assert torch.equal(alone.branch, together.branch[per_token])
     for name in ("accepted", "guard", "invalid"):
@@ -138,6 +140,7 @@ def test_64_requests_take_as_many_operations_as_one(rule, accounting, capped, sa
         2: len(operations(two, p.repeat(2, 1), [rule] * 2, two_u, accounting, caps(2))),
         64: len(operations(many, p.repeat(64, 1), [rule] * 64, many_u, accounting, caps(64))),
     }
-    # A single request may save a few: its rows lie together, so some copies become views.
+    # A single request has a path of its own under SD and NSD; else it may save a few copies that become views.
     assert counts[64] == counts[2]
-    assert counts[2] - 15 <= counts[1] <= counts[2]
+    own_path = isinstance(rule, SD) or (isinstance(rule, NSD) and rule.ties == "all")
+    assert counts[1] <= (60 if own_path else counts[2])

@@ -46,8 +46,6 @@ class HostVerdict:
         cls, draft: Draft, verdict: Verdict, uniforms: Uniforms, p: Tensor | None = None, top: int = 0
     ) -> HostVerdict:
         """Read everything at once; with top > 0 also the laws at drafted positions, p [M, V] cut to so many ids."""
-        by_token = torch.stack([getattr(verdict.columns, name).double() for name in _COLUMNS])
-        by_request = torch.stack([getattr(verdict.final, name).double() for name in _FINAL])
         starts = [sum(draft.lengths[:b]) for b in range(len(draft.lengths))]
         return cls(
             drafted=draft.tokens.tolist(),
@@ -55,8 +53,8 @@ class HostVerdict:
             lengths=draft.lengths,
             accepted=verdict.accepted.tolist(),
             branch=verdict.branch.tolist(),
-            columns=dict(zip(_COLUMNS, by_token.tolist(), strict=True)),
-            final=dict(zip(_FINAL, by_request.tolist(), strict=True)),
+            columns=_to_host(verdict.columns, _COLUMNS),
+            final=_to_host(verdict.final, _FINAL),
             accept_u=uniforms.accept.tolist(),
             residual_u=uniforms.residual.tolist(),
             target_u=uniforms.target.tolist(),
@@ -138,6 +136,15 @@ class HostVerdict:
             weight=final["weight"],
             below=final["below"],
         )
+
+
+def _to_host(columns: Columns | Final, names: tuple[str, ...]) -> dict[str, list[float]]:
+    """Columns of one length as lists; from another device they come as one table, in one transfer."""
+    found: list[Tensor] = [getattr(columns, name) for name in names]
+    if found[0].device.type == "cpu":
+        return {name: column.tolist() for name, column in zip(names, found, strict=True)}
+    table = torch.stack([column.double() for column in found])
+    return dict(zip(names, table.tolist(), strict=True))
 
 
 def _top_laws(laws: Tensor, top: int) -> list[Law]:

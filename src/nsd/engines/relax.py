@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from nsd.laws import excess_masses, is_member, mass_above, point_excess_masses, row_sum, threshold
-from nsd.laws.rows import at_least
 
 _BITS_OF_ONE = 0x3F800000
 
@@ -101,7 +100,7 @@ def _excess(p: Tensor, p_x: Tensor, member: Tensor, theta: Tensor, q: Tensor | N
     q = q[:, :width].to(p.dtype)
     if p.device.type == "cpu":
         return excess_masses(p[:, :width], q, threshold(p, theta))[1]
-    inside = at_least(p[:, :width], edge_without_wait(p, theta).unsqueeze(-1))
+    inside = p[:, :width] >= edge_without_wait(p, theta).unsqueeze(-1)
     return row_sum((q - p[:, :width]).clamp_min_(0).mul_(inside))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nsd.laws.rows import at_least, chunked, row_sum
+from nsd.laws.rows import entries, row_sum, sum_by_row
 
 
 def excess(p: Tensor, q: Tensor) -> Tensor:
@@ -21,14 +21,8 @@ def excess(p: Tensor, q: Tensor) -> Tensor:
 def excess_masses(p: Tensor, q: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
     """R and ES for S = {p >= edge}: p [N, V], q [N, V], edge [N] (inf = empty set) -> R [N], ES [N] in float64."""
     over = excess(p, q)
-    edge = edge.to(p).unsqueeze(-1)
-    # S is small: only chunks of ids with a member in them are looked at.
-    p_chunks, over_chunks = chunked(p), chunked(over)
-    row, chunk = (p_chunks.amax(-1) >= edge).nonzero(as_tuple=True)
-    inside = at_least(p_chunks[row, chunk], edge[row]).mul_(over_chunks[row, chunk])
-    by_chunk = torch.zeros(p_chunks.shape[:2], dtype=torch.float64, device=p.device)
-    by_chunk[row, chunk] = inside.sum(-1, dtype=torch.float64)
-    return row_sum(over), by_chunk.sum(-1)
+    row, x = entries(p, edge.to(p))
+    return row_sum(over), sum_by_row(row, over[row, x], len(p))
 
 
 def excess_masses_in(p: Tensor, q: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nsd.laws.rows import chunked, greater, mass_where, take
+from nsd.laws.rows import descending, entries, greater, mass_where, take
 
 Ties = Literal["all", "smallest"]
 Column = Tensor | float
 
-_FLOOR = 2.0**-14
+_EXACT = torch.float64
+FLOORS = 2.0**-14, 2.0**-20
+"""Few ids exceed the first, which is enough for a peaked law; the second leaves little of a flat one out."""
 
 
 def mass_above(p: Tensor, p_x: Tensor) -> Tensor:
@@ -53,34 +55,41 @@ def threshold(p: Tensor, theta: Column) -> Tensor:
     S = {p >= threshold}. Where the ids above a small floor hold theta between them, only those are ordered, a few
     hundred of a large vocabulary; for a flatter law, only those around the place where the mass reaches theta.
     """
-    theta = torch.as_tensor(theta, dtype=torch.float64, device=p.device).expand(p.shape[0])
+    if isinstance(theta, Tensor):
+        return _threshold_by_kind(p, theta.to(torch.float64).expand(len(p)))
+    if theta <= 0 or not len(p):
+        return torch.full_like(p[:, 0], torch.inf)
+    return _smallest_positive(p) if theta >= 1 else _threshold_between(p, p.new_full((len(p),), theta, dtype=_EXACT))
+
+
+def _threshold_by_kind(p: Tensor, theta: Tensor) -> Tensor:
+    """The same for a theta per row: nothing, everything and what lies between are found apart."""
     smallest = torch.full_like(p[:, 0], torch.inf)
-    everything = (theta >= 1).nonzero().squeeze(-1)
-    if len(everything):
-        smallest[everything] = torch.where(p[everything] > 0, p[everything], torch.inf).amin(-1)
-    between = (theta > 0) & (theta < 1)
-    # One cheap pass says which way a law goes; the first way says itself whether it sufficed.
-    flat = between & (mass_above(p, torch.full_like(smallest, _FLOOR)) < theta)
-    peaked = (between & ~flat).nonzero().squeeze(-1)
-    if len(peaked):
-        smallest[peaked], held = _threshold_above(take(p, peaked), theta[peaked])
-        flat[peaked] = held < theta[peaked]
-    pending = flat.nonzero().squeeze(-1)
-    if len(pending):
-        smallest[pending] = _threshold_by_piles(take(p, pending), theta[pending])
+    for rows, found in (
+        ((theta >= 1).nonzero().squeeze(-1), lambda p, _: _smallest_positive(p)),
+        (((theta > 0) & (theta < 1)).nonzero().squeeze(-1), _threshold_between),
+    ):
+        if len(rows):
+            smallest[rows] = found(take(p, rows), theta[rows])
     return smallest
 
 
-def _threshold_above(p: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """Threshold if the ids above the floor hold theta, and the mass that they do hold: [n, V], [n] -> [n], [n].
+def _smallest_positive(p: Tensor) -> Tensor:
+    return torch.where(p > 0, p, torch.inf).amin(-1)
 
-    Chunks of ids whose largest probability is not above the floor are passed over whole.
-    """
-    chunks = chunked(p)
-    row, chunk = (chunks.amax(-1) > _FLOOR).nonzero(as_tuple=True)
-    few = chunks[row, chunk]
-    at, lane = (few > _FLOOR).nonzero(as_tuple=True)
-    return _smallest_inside(len(p), row[at], few[at, lane], torch.zeros_like(theta), theta)
+
+def _threshold_between(p: Tensor, theta: Tensor) -> Tensor:
+    """Threshold for 0 < theta < 1 from the ids above a floor that holds theta, else from all: [n, V], [n] -> [n]."""
+    smallest, short = torch.full_like(p[:, 0], torch.inf), torch.arange(len(p), device=p.device)
+    for floor in FLOORS:
+        rows = take(p, short)
+        row, column = entries(rows, floor)
+        smallest[short], held = _smallest_inside(len(rows), row, rows[row, column], theta[short])
+        short = short[held < theta[short]]
+        if not len(short):
+            return smallest
+    smallest[short] = _threshold_by_piles(take(p, short), theta[short])
+    return smallest
 
 
 def _threshold_by_piles(p: Tensor, theta: Tensor) -> Tensor:
@@ -96,19 +105,22 @@ def _threshold_by_piles(p: Tensor, theta: Tensor) -> Tensor:
     above = pad(piles.flip(-1).cumsum(-1), (1, -1)).flip(-1)
     crossing = ((piles > 0) & (above < theta.unsqueeze(-1))).to(torch.uint8).argmax(-1, keepdim=True)
     row, column = (pile == crossing).nonzero(as_tuple=True)
-    return _smallest_inside(len(p), row, p[row, column], above.gather(-1, crossing).squeeze(-1), theta)[0]
+    return _smallest_inside(len(p), row, p[row, column], theta, above.gather(-1, crossing).squeeze(-1))[0]
 
 
-def _smallest_inside(n: int, row: Tensor, value: Tensor, above: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest member among given entries, and the mass down to the last: row, value [m], above, theta [n] -> [n], [n].
+def _smallest_inside(
+    n: int, row: Tensor, value: Tensor, theta: Tensor, above: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Smallest member among given entries, and the mass down to the last: row, value [m], theta, above [n] -> [n], [n].
 
     row is ascending; above is the mass over all entries of a row. The entries are moved to the left and ordered.
     """
+    above = torch.zeros_like(theta) if above is None else above
     counts = torch.bincount(row, minlength=n)
     slot = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
     found = value.new_zeros(n, max(int(counts.max()), 1))
     found[row, slot] = value
-    ordered = found.sort(-1, descending=True).values
+    ordered = descending(found)
     running = torch.cat([above.unsqueeze(-1), ordered.double()], -1).cumsum(-1)
     inside = is_member(ordered, running[:, :-1], theta.unsqueeze(-1))
     return torch.where(inside, ordered, torch.inf).amin(-1), running[:, -1]

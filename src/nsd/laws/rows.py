@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 _CHUNK = 128
-_LOOK = 64
 
 
 def row_sum(rows: Tensor) -> Tensor:
@@ -34,14 +33,25 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
     return rows[index]
 
 
-def chunked(rows: Tensor) -> Tensor:
-    """Rows in chunks of neighbours, the last filled up with zeros: [N, V] -> [N, V / 64, 64].
+def entries(rows: Tensor, limit: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Row and id of the entries above a number, or not below their row's own [N], in order: [N, V] -> [m], [m].
 
-    The largest entry of every chunk costs one cheap pass and says which chunks can be passed over.
+    On a CPU NumPy finds them several times faster than torch.
     """
-    if rows.shape[-1] % _LOOK:
-        rows = pad(rows, (0, -rows.shape[-1] % _LOOK))
-    return rows.reshape(len(rows), rows.shape[-1] // _LOOK, _LOOK)
+    if rows.device.type != "cpu":
+        found = rows >= limit.unsqueeze(-1) if isinstance(limit, Tensor) else rows > limit
+        row, column = found.nonzero(as_tuple=True)
+        return row, column
+    values = rows.numpy(force=True)
+    at = np.flatnonzero(values >= limit.numpy(force=True)[:, None] if isinstance(limit, Tensor) else values > limit)
+    return torch.from_numpy(at // rows.shape[-1]), torch.from_numpy(at % rows.shape[-1])
+
+
+def descending(rows: Tensor) -> Tensor:
+    """Each row from its largest entry to its smallest: [N, V] -> [N, V]."""
+    if rows.device.type != "cpu":
+        return rows.sort(-1, descending=True).values
+    return torch.from_numpy(-np.sort(-rows.numpy(force=True), axis=-1))
 
 
 def mass_where(rows: Tensor, comparison: Tensor) -> Tensor:
@@ -54,9 +64,9 @@ def greater(rows: Tensor, column: Tensor) -> Tensor:
     return torch.gt(rows, column, out=torch.empty_like(rows))
 
 
-def at_least(rows: Tensor, column: Tensor) -> Tensor:
-    """0/1 mask rows >= column in the rows' own dtype: [N, V]."""
-    return torch.ge(rows, column, out=torch.empty_like(rows))
+def sum_by_row(row: Tensor, value: Tensor, n: int) -> Tensor:
+    """Sum of the values that belong to each of n rows, one after another in float64: [m], [m] -> [n]."""
+    return torch.bincount(row, weights=value.double(), minlength=n).double()  # of nothing it counts in integers
 
 
 def entropy(law: Tensor) -> Tensor:

@@ -30,10 +30,12 @@ class Sight(Enum):
 class Rows:
     """Where the M = sum(counts) rows of one ragged pass lie, request after request.
 
-    owner [M] the request; place [M] index inside its share; slot [M] where its key is written; position [M] its RoPE
-    position; mask [B or 1, 1, width * groups, span] is added to attention scores (0 = seen, -inf = hidden), None if
-    everything is seen or `causal` says enough: the pass fills empty caches, row i sees slots 0..i. span slots are
-    looked at. start is the first slot of a pass that is a rectangle (equal lengths, equal counts), else None.
+    owner [M] where its request lies in the cache; place [M] index inside its share; slot [M] where its key is written;
+    position [M] its RoPE position; mask [B or 1, 1, width * groups, span] is added to attention scores (0 = seen,
+    -inf = hidden), None if everything is seen or `causal` says enough: the pass fills empty caches, row i sees slots
+    0..i. span slots are looked at. start is the first slot of a pass that is a rectangle (equal lengths, equal counts),
+    else None. order [B] is the request at each place of the cache and back [B] the place of each request, both None
+    while requests lie in order.
     """
 
     counts: tuple[int, ...]
@@ -46,6 +48,8 @@ class Rows:
     span: int
     start: int | None = None
     causal: bool = False
+    order: Tensor | None = None
+    back: Tensor | None = None
 
     @property
     def even(self) -> bool:
@@ -53,16 +57,19 @@ class Rows:
         return all(count == self.width for count in self.counts)
 
     def padded(self, rows: Tensor) -> Tensor:
-        """Rows [M, ...] as a table [B, width, ...], short requests filled with zeros."""
+        """Rows [M, ...] as a table [B, width, ...] in the cache's order, short requests filled with zeros."""
         if self.even:
-            return torch.unflatten(rows, 0, (len(self.counts), self.width))
+            whole = torch.unflatten(rows, 0, (len(self.counts), self.width))
+            return whole if self.order is None else whole[self.order]
         table = rows.new_zeros(len(self.counts), self.width, *rows.shape[1:])
         table[self.owner, self.place] = rows
         return table
 
     def flat(self, table: Tensor) -> Tensor:
         """The inverse of `padded`: [B, width, ...] -> [M, ...]."""
-        return table.flatten(0, 1) if self.even else table[self.owner, self.place]
+        if self.even:
+            return (table if self.back is None else table[self.back]).flatten(0, 1)
+        return table[self.owner, self.place]
 
 
 class KVCache:
@@ -72,6 +79,7 @@ class KVCache:
         self.lengths = [0] * batch
         self.groups = config.groups
         self._settled = list(self.lengths)
+        self._at = list(range(batch))
         shape = (batch, config.kv_heads, max(room, 1), config.head_dim)
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
@@ -97,18 +105,32 @@ class KVCache:
         start = self.lengths[0] if even else None
         slot = place + start if start is not None else torch.tensor(self.lengths, device=device)[owner] + place
         causal = sight is Sight.CAUSAL and width > 1 and not any(self.lengths)
+        mask = None if causal else self._mask(counts, width, span, sight, start)
+        order, back = self._order()
+        if order is not None and back is not None:
+            owner, mask = back[owner], mask if mask is None or len(mask) == 1 else mask[order]
         return Rows(
             counts=tuple(counts),
             owner=owner,
             place=place,
             slot=slot,
             position=slot + shift if shift else slot,
-            mask=None if causal else self._mask(counts, width, span, sight, start),
+            mask=mask,
             width=width,
             span=span,
             start=start,
             causal=causal,
+            order=order,
+            back=back,
         )
+
+    def _order(self) -> tuple[Tensor | None, Tensor | None]:
+        """The request at each place, and the place of each request; None, None where the two are the same."""
+        if all(place == b for b, place in enumerate(self._at)):
+            return None, None
+        back = torch.tensor(self._at)
+        device = self.keys[0].device
+        return back.argsort().to(device), back.to(device)
 
     def _mask(
         self, counts: Sequence[int], width: int, span: int, sight: Sight | Tensor, start: int | None
@@ -151,7 +173,8 @@ class KVCache:
             return
         shape = (len(rows.counts), rows.width, *keys.shape[1:])
         for store, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            store.narrow(2, rows.start, rows.width).copy_(new.reshape(shape).transpose(1, 2))
+            table = new.reshape(shape) if rows.order is None else new.reshape(shape)[rows.order]
+            store.narrow(2, rows.start, rows.width).copy_(table.transpose(1, 2))
 
     def read(self, layer: int, rows: Rows) -> tuple[Tensor, Tensor]:
         """Keys and values that a pass looks at: [B, kv_heads, span, head_dim], views."""
@@ -172,10 +195,21 @@ class KVCache:
         self._settled = list(self.lengths)
 
     def retain(self, requests: Sequence[int]) -> None:
-        """Go on with these requests only."""
-        at = torch.tensor(requests, device=self.keys[0].device, dtype=torch.long)
-        self.keys = [k[at] for k in self.keys]
-        self.values = [v[at] for v in self.values]
+        """Go on with these requests only.
+
+        The others leave holes, and into those move the requests from the end: nothing else is copied, so that a batch
+        that ends one by one does not copy itself each time.
+        """
+        places = [self._at[b] for b in requests]
+        batch, span = len(places), max((self.lengths[b] for b in requests), default=0)
+        holes = iter(sorted(set(range(batch)) - set(places)))
+        self._at = [place if place < batch else next(holes) for place in places]
+        for old, new in zip(places, self._at, strict=True):
+            if old != new:
+                for store in (*self.keys, *self.values):
+                    store[new, :, :span] = store[old, :, :span]
+        self.keys = [k[:batch] for k in self.keys]
+        self.values = [v[:batch] for v in self.values]
         self.lengths = [self.lengths[b] for b in requests]
         self._settled = [self._settled[b] for b in requests]
 

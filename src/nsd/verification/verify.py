@@ -20,6 +20,7 @@ from nsd.rules import Evidence, Need, RatioOrSet, Recovery, Rule, batched, group
 from nsd.verification.allowance import spend
 from nsd.verification.evidence import Tested, excess_of, gather
 from nsd.verification.layout import Layout
+from nsd.verification.one import takes, verify_one
 from nsd.verification.types import Accounting, Branch, Caps, Columns, Draft, Final, Uniforms, Verdict
 
 
@@ -46,11 +47,27 @@ def verify(
     Raises NonFiniteTarget if a row that was needed has no finite law.
     """
     layout = Layout.of(draft.lengths, p.device)
+    caps = with_rule_caps(rules, caps, layout)
+    if not trace and takes(draft, p, rules):
+        return verify_one(draft, p, rules[0], uniforms, accounting, caps)
+    return verify_batch(draft, p, rules, uniforms, accounting, caps, trace, layout)
+
+
+def verify_batch(
+    draft: Draft,
+    p: Tensor,
+    rules: Sequence[Rule],
+    uniforms: Uniforms,
+    accounting: Accounting,
+    caps: Caps | None,
+    trace: bool,
+    layout: Layout,
+) -> Verdict:
+    """The path for every rule, batch and device; caps has the rules' own caps in it."""
     tested = Tested.of(draft, p, layout.row, uniforms.target)
     u = uniforms.accept[layout.row]
     valid = torch.ones_like(tested.x, dtype=torch.bool) if draft.q is None else draft.q[:, 0].isfinite()
     groups = _groups(tuple(rules), draft.lengths, p.device)
-    caps = _with_rule_caps(rules, caps, layout)
     columns = _blank_columns(tested)
 
     accept = torch.zeros_like(valid)
@@ -94,7 +111,7 @@ def _groups(rules: tuple[Rule, ...], lengths: tuple[int, ...], device: torch.dev
     return tuple(groups)
 
 
-def _with_rule_caps(rules: Sequence[Rule], caps: Caps | None, layout: Layout) -> Caps | None:
+def with_rule_caps(rules: Sequence[Rule], caps: Caps | None, layout: Layout) -> Caps | None:
     """Join the rules' own caps with the requests' allowances; None if nothing limits anything."""
     own = [1.0 if rule.max_deviation is None else float(rule.max_deviation) for rule in rules]
     if caps is None and all(rule.max_deviation is None for rule in rules):
