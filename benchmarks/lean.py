@@ -27,7 +27,7 @@ from nsd.targets.base import Target
 from nsd.targets.load import load_target
 
 MODEL = "smollm2-135m"
-FORMATS = ("float32", "bfloat16", "int8", "int4")
+FORMATS = ("float32", "bfloat16", "int8", "int4", "w8a8")
 LENGTHS = (1, 2, 4, 8, 16)
 CACHED = 200
 PROMPT = "Write a short story about a fox that learns to swim."

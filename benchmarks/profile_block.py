@@ -79,7 +79,7 @@ class Spans:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", nargs="+", default=["int8", "bfloat16"])
+    parser.add_argument("--dtype", nargs="+", default=["int8", "bfloat16", "w8a8"])
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=1.0)
@@ -122,7 +122,8 @@ def profile(
 
 def _watch(spans: Spans, stack: ExitStack) -> None:
     """Put spans around every seam until the stack is left."""
-    loop, chain, deciding = (sys.modules[f"nsd.{m}"] for m in ("decoding.loop", "nn.decoder", "verification.verify"))
+    names = ("decoding.loop", "nn.decoder", "verification.verify", "verification.one")
+    loop, chain, deciding, deciding_one = (sys.modules[f"nsd.{name}"] for name in names)
     for method, stage in STAGES.items():
         spans.wrap(stack, Loop, method, stage)
     for owner, method, label in (
@@ -140,6 +141,7 @@ def _watch(spans: Spans, stack: ExitStack) -> None:
         (loop, "laws", "laws"),
         (loop, "verify", "verify"),
         (deciding, "_account", "accounting"),
+        (deciding_one, "_account", "accounting"),
         (HostVerdict, "of", "to plain values"),
         (Chance, "of_step", "uniforms"),
     ):

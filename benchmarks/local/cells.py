@@ -14,7 +14,7 @@ from nsd.errors import ConfigError
 Engine = Literal["nsd", "transformers", "llama.cpp"]
 THETA = 0.95
 SAME, GREEDY = "same", "greedy"
-DTYPES = ("int8", "bfloat16", "int4")
+DTYPES = ("int8", "bfloat16", "int4", "w8a8")
 TEMPERATURES = (1.0, 0.7)
 GOAL_K = 3
 """The K whose tau the goals name."""
@@ -105,7 +105,8 @@ def goal_cells(dtypes: Iterable[str], temperatures: Iterable[float]) -> list[Cel
         first += [ar("bfloat16", t), sd("bfloat16", 4, t), nsd("bfloat16", 4, t)]
         first += [llama(1, t), ar("int4", t), sd("int4", 3, t), nsd("int4", 3, t)]
         later += [sd("int8", 2, t), sd("bfloat16", 3, t), nsd("bfloat16", 3, t), llama(2, t), sd("int4", 2, t)]
-        later += [sd("bfloat16", 5, t), nsd("bfloat16", 5, t)]
+        first += [ar("w8a8", t), sd("w8a8", 4, t), nsd("w8a8", 4, t)]
+        later += [sd("bfloat16", 5, t), nsd("bfloat16", 5, t), sd("w8a8", 3, t), nsd("w8a8", 3, t)]
     return _only(first + later, dtypes)
 
 

@@ -224,7 +224,7 @@ def test_other_architectures_run_through_transformers(tmp_path, saved):
     [
         ({"engine": "steam"}, "got engine 'steam', wanted auto, lean, transformers"),
         ({"dtype": "int8", "engine": "transformers"}, "try --engine lean"),
-        ({"dtype": "int5"}, "int8, int4; try --dtype auto"),
+        ({"dtype": "int5"}, "int8, int4, w8a8; try --dtype auto"),
     ],
 )
 def test_settings_out_of_range(saved, keywords, part):

@@ -20,7 +20,7 @@ from nsd.nn.checkpoint import Checkpoint
 
 Config = Mapping[str, Any]
 
-BYTES = {"float32": 4.0, "float64": 8.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5625}
+BYTES = {"float32": 4.0, "float64": 8.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5625, "w8a8": 1.0}
 """Of one number of a weight; int4 with its scales and zeros of four bytes for 64 codes. `auto` is bfloat16 here."""
 ENDS = ("embed_tokens", "lm_head", "diffusion_head")
 

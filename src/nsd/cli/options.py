@@ -21,7 +21,7 @@ DrafterName = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str, typer.Option("--dtype", help="auto, float32, bfloat16, float16, int8 or int4.", rich_help_panel=_PAIR)
+    str, typer.Option("--dtype", help="auto, float32, bfloat16, float16, int8, int4 or w8a8.", rich_help_panel=_PAIR)
 ]
 Engine = Annotated[
     str, typer.Option("--engine", help="What runs the target: auto, lean or transformers.", rich_help_panel=_PAIR)

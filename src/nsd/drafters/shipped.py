@@ -16,10 +16,11 @@ from nsd.targets.base import Target
 
 NAME = "smollm2-eagle3"
 FOLDER = Path(__file__).parent / "smollm2"
-DEFAULT_KS = {"float32": 4, "bfloat16": 4, "int8": 3, "int4": 3}
+DEFAULT_KS = {"float32": 4, "bfloat16": 4, "int8": 3, "int4": 3, "w8a8": 4}
 """Proposals per block by the target's format: `python -m benchmarks.local --cells k` prints the fastest.
 
-int8 verification on a CPU takes four rows at the price of one (anchor and three drafts) and a fifth at that of two.
+int8 verification on a CPU takes four rows at the price of one (anchor and three drafts) and a fifth at that of two;
+bfloat16 and w8a8 take eight at the price of one.
 """
 OTHER_K = 3
 

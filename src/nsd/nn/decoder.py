@@ -6,6 +6,7 @@ Rows are tokens, flat over a ragged batch: x [M, hidden]. One pass is one call w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from torch.nn import functional
 
 from nsd.nn.cache import KVCache, Rows
 from nsd.nn.config import DecoderConfig
+from nsd.nn.onednn import packed_layer
 from nsd.nn.rope import Rotary, rotate
-from nsd.nn.weights import LayerWeights
+from nsd.nn.weights import LayerWeights, Projection
 
 Angles = tuple[Tensor, Tensor]
 
@@ -63,7 +65,7 @@ class Decoder:
         self, config: DecoderConfig, layers: Sequence[LayerWeights], norm: Tensor | None, dtype: torch.dtype
     ) -> None:
         self.config = config
-        self.layers = tuple(layers)
+        self.layers = tuple(map(packed_layer, layers))
         self.norm = norm
         self.dtype = dtype
         self.device = layers[0].attention_norm.device
@@ -111,12 +113,17 @@ class Decoder:
     def inject(self, context: Tensor, rows: Rows, cache: KVCache) -> None:
         """Append and keep keys and values made from outside features alone: context [M, hidden], for every layer."""
         angles = self.rotary.angles(rows.position, context.dtype)
-        c = self.config
         for index, layer in enumerate(self.layers):
-            k, v = layer.qkv.part(c.q_size, c.q_size + 2 * c.kv_size)(context).chunk(2, -1)
+            k, v = self._keys_values[index](context).chunk(2, -1)
             self._write(index, layer, k, v, rows, cache, angles)
         cache.append(rows)
         cache.keep_all()
+
+    @cached_property
+    def _keys_values(self) -> list[Projection]:
+        """The part of each layer's qkv that makes keys and values."""
+        first, last = self.config.q_size, self.config.q_size + 2 * self.config.kv_size
+        return [layer.qkv.part(first, last) for layer in self.layers]
 
     def normed(self, x: Tensor) -> Tensor:
         """The final norm, where there is one."""

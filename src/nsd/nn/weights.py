@@ -119,6 +119,10 @@ class LayerWeights:
             self.o_extra,
         )
 
+    def with_projections(self, qkv: Projection, o: Projection, gate_up: Projection, down: Projection) -> LayerWeights:
+        """The same layer with other forms of its four projections."""
+        return replace(self, qkv=qkv, o=o, gate_up=gate_up, down=down)
+
     def with_extra(self, extra: LowRank) -> LayerWeights:
         """The same layer with a low-rank addition on its output projection."""
         return replace(self, o_extra=extra)

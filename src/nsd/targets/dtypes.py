@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from nsd.errors import ConfigError
+from nsd.nn import Dense, Projection
+from nsd.nn.onednn import lacks_w8a8, packed
 from nsd.targets.store import cache_root
 
 DTYPES = {
@@ -25,15 +27,15 @@ DTYPES = {
     "fp16": torch.float16,
     "float64": torch.float64,
 }
-QUANTISED = ("int8", "int4")
-"""Weight-only formats; activations stay bfloat16."""
+QUANTISED = ("int8", "int4", "w8a8")
+"""Formats of weights; activations stay bfloat16. w8a8 rounds them to a byte at every projection, row by row."""
 WANTED_GAIN = 1.15
 """bfloat16 rounds the law (KL about 0.002 on the default model), so it has to be clearly faster than float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """dtype of activations; weights "dense" (of the same dtype), "int8" or "int4"; reason to show."""
+    """dtype of activations; weights "dense" (of the same dtype) or one of QUANTISED; reason to show."""
 
     dtype: torch.dtype
     weights: str
@@ -41,13 +43,17 @@ class Format:
 
 
 def choose_format(dtype: str, device: torch.device) -> Format:
-    """`choose_dtype` with the weight-only formats. Raises ConfigError for an unknown name, or none for this device."""
+    """`choose_dtype` with the formats of weights. Raises ConfigError for an unknown name, or none for this device."""
     if dtype not in QUANTISED:
         chosen, reason = choose_dtype(dtype, device)
         return Format(chosen, "dense", reason)
     if device.type != "cpu":
         raise ConfigError(f"got dtype '{dtype}' on {device.type}, wanted a CPU for it; try --dtype bfloat16")
-    return Format(torch.bfloat16, dtype, f"{dtype} weights as asked, activations bfloat16")
+    if dtype == "w8a8" and (lack := lacks_w8a8()):
+        raise ConfigError(f"got dtype 'w8a8', but {lack}; try --dtype int8")
+    between = ", rounded to bytes row by row at every product" if dtype == "w8a8" else ""
+    weights = "int8" if dtype == "w8a8" else dtype
+    return Format(torch.bfloat16, dtype, f"{weights} weights as asked, activations bfloat16{between}")
 
 
 def choose_dtype(dtype: str, device: torch.device) -> tuple[torch.dtype, str]:
@@ -92,24 +98,24 @@ def measured_gain() -> float:
     """Time of a small layer in float32 over bfloat16, at one and at eight rows; the best of a few rounds."""
     weight = torch.randn(1536, 576, generator=torch.Generator().manual_seed(0))
     cases = [(w, x) for w in (weight, weight.bfloat16()) for x in (w.new_ones(1, 576), w.new_ones(8, 576))]
-    copies = [([w.clone() for _ in range(24)], x) for w, x in cases]
+    copies = [([packed(Dense(w.clone())) for _ in range(24)], x) for w, x in cases]
     for weights, x in copies:
         _time(weights, x)
     best = [min(times) for times in zip(*([_time(w, x) for w, x in copies] for _ in range(7)), strict=True)]
     return float((best[0] + best[1]) / (best[2] + best[3]))
 
 
-def _time(weights: list[Tensor], x: Tensor) -> float:
+def _time(weights: list[Projection], x: Tensor) -> float:
     """Seconds for a product with each of several weights, too many for a small cache to hold."""
     started = time.perf_counter()
     for weight in weights:
-        torch.nn.functional.linear(x, weight)
+        weight(x)
     return time.perf_counter() - started
 
 
 def _remembered_gain() -> float:
     """The probe's result for this machine, torch and thread count, from the cache or measured now."""
-    key = "|".join([platform.node(), _cpu_name(), torch.__version__, str(torch.get_num_threads())])
+    key = "|".join([platform.node(), _cpu_name(), torch.__version__, str(torch.get_num_threads()), "laid out"])
     path = cache_root() / "dtype-probe.json"
     known: dict[str, float] = {}
     with suppress(OSError, ValueError):

@@ -1,7 +1,8 @@
 """The lean target: Llama-like checkpoints on this project's own decoder, fused, with a preallocated cache.
 
 Same laws as through transformers, to rounding, at a fraction of the host's work per layer; weights may be int8 or int4
-(weight-only), which transformers' path has not. What its sessions do is shared by every target built on `nsd.nn`.
+(weight-only) or int8 with int8 activations (w8a8), which transformers' path has not. What its sessions do is shared by
+every target built on `nsd.nn`.
 
 Source: transformers src/transformers/models/{llama,mistral,ministral3,qwen2,qwen3}/modeling_*.py (which projections
 have biases, which heads norms; tensor names).
@@ -9,7 +10,7 @@ have biases, which heads norms; tensor names).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,21 @@ import torch
 from torch import Tensor
 
 from nsd.errors import ModelError
-from nsd.nn import Decoder, DecoderConfig, Dense, Projection, Shapes, decoder_config, layer_shapes, layer_weights
+from nsd.nn import (
+    Decoder,
+    DecoderConfig,
+    Dense,
+    LayerWeights,
+    Projection,
+    Shapes,
+    decoder_config,
+    layer_shapes,
+    layer_weights,
+    rms_norm,
+)
+from nsd.nn.calibrate import calibrated, random_ids
 from nsd.nn.checkpoint import open_checkpoint, read_json
+from nsd.nn.onednn import W8A8, Table, packed
 from nsd.nn.quantised import FORMS
 from nsd.targets.base import FINAL_NORM, Scores, Target, TargetSession, Tokenizer
 from nsd.targets.ledger import Ledger, check_prompts
@@ -39,8 +53,8 @@ NO_LIMIT = 2**31 - 1
 class LeanTarget(Target):
     """A dense decoder with its two ends: embedding and head are maps whose rows belong to ids, one map if tied.
 
-    weights is the storage form of the projections ("dense", "int8", "int4"); folder is where transformers finds the
-    same model, None for one made in memory.
+    weights is the storage form of the projections ("dense", "int8", "int4", "w8a8"); folder is where transformers finds
+    the same model, None for one made in memory.
     """
 
     def __init__(
@@ -67,7 +81,7 @@ class LeanTarget(Target):
 
     @property
     def dtype_name(self) -> str:
-        """The number format as it is asked for: int8 and int4 name their weights."""
+        """The number format as it is asked for: int8, int4 and w8a8 name their weights."""
         return super().dtype_name if self.weights == "dense" else self.weights
 
     @property
@@ -205,7 +219,7 @@ def lean_target(
     """Load a folder of safetensors; config is complete, defaults filled in. Raises ModelError."""
     shape, vocab, tied = shape_of(config, name), int(config["vocab_size"]), bool(config.get("tie_word_embeddings"))
     checkpoint = open_checkpoint(folder, config)
-    stored = torch.float32 if weights in FORMS else dtype
+    stored = dtype if weights == "dense" else torch.float32
     ignored = ["lm_head.weight"] * tied + [f"model.layers.{i}.self_attn.rotary_emb." for i in range(shape.layers)]
     tensors = checkpoint.load(tensor_shapes(shape, vocab, tied), device, stored, ignored)
     decoder, ends = assemble(shape, tensors, dtype, weights, tied)
@@ -227,22 +241,39 @@ def assemble(
     """Decoder and ends from tensors named as transformers names them, which are used up on the way.
 
     int8 keeps one table for a tied embedding and head. int4 codes cannot be looked up by row and rounding the ends to
-    four bits costs more of the law than all layers together, so there the ends are int8.
+    four bits costs more of the law than all layers together, so there the ends are int8. A head that is laid out for
+    its kernel (bfloat16, w8a8) has a plain table beside it, for the embedding it is tied to and for drafters: the
+    vocabulary times hidden once more, in bytes or pairs of them.
     """
-    form, ends_form = FORMS.get(weights), FORMS.get("int8" if weights == "int4" else weights)
-    layers = []
+    table = Dense(tensors["model.embed_tokens.weight"])
+    own = table if tied else Dense(tensors["lm_head.weight"])
+    norm = tensors["model.norm.weight"]
+    layers = _layers(shape, tensors)
+    if weights == "w8a8":
+        finished, stream = calibrated(shape, layers, table.rows(random_ids(len(table.weight))), dtype)
+        peaks = rms_norm(stream, norm, shape.eps).abs().amax(0)
+        embedding: Projection = FORMS["int8"](table)
+        head: Projection = Table(embedding if tied else FORMS["int8"](own), W8A8.of(own, peaks))
+    elif weights in FORMS:
+        form, ends_form = FORMS[weights], FORMS["int8"]
+        finished = [layer.mapped(form, dtype) for layer in layers]
+        embedding = ends_form(table)
+        head = embedding if tied else ends_form(own)
+    else:
+        finished = list(layers)
+        embedding, product = table, packed(own)
+        head = own if product is own else Table(own, product)
+    return Decoder(shape, finished, norm.to(dtype), dtype), (head if tied else embedding, head)
+
+
+def _layers(shape: DecoderConfig, tensors: dict[str, Tensor]) -> Iterator[LayerWeights]:
+    """The layers one by one; their tensors are taken out."""
     for i in range(shape.layers):
         prefix = f"model.layers.{i}."
         layer = layer_weights(shape, tensors, prefix)
         for key in layer_shapes(shape, prefix):
             del tensors[key]
-        layers.append(layer if form is None else layer.mapped(form, dtype))
-    table = Dense(tensors["model.embed_tokens.weight"])
-    embedding: Projection = table if ends_form is None else ends_form(table)
-    own = None if tied else Dense(tensors["lm_head.weight"])
-    head: Projection = embedding if own is None else own if ends_form is None else ends_form(own)
-    norm = tensors["model.norm.weight"].to(dtype)
-    return Decoder(shape, layers, norm, dtype), (embedding, head)
+        yield layer
 
 
 def tensor_shapes(shape: DecoderConfig, vocab: int, tied: bool) -> Shapes:

@@ -55,8 +55,8 @@ def load_target(
     """A target from a built-in name, a local folder, a hub name, a (model, tokenizer) pair, or a Target as it is.
 
     engine is "lean" (this project's decoder; Llama-like checkpoints), "transformers", or "auto": lean on a CPU wherever
-    it can. int8 and int4 are lean's alone. threads sets torch's thread count for the whole process. Raises ModelError
-    or ConfigError, one line each.
+    it can. int8, int4 and w8a8 are lean's alone. threads sets torch's thread count for the whole process. Raises
+    ModelError or ConfigError, one line each.
     """
     if threads is not None:
         if threads < 1:
