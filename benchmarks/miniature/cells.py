@@ -7,10 +7,12 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.miniature.fading import FadingNSD
 from nsd.rules import Rule, make_rule
 
 THETAS = (0.5, 0.8, 0.9, 0.95, 0.99)
 CAPS = (0.02, 0.05, 0.1, 0.2)
+FADINGS = (2.0, 4.0, 8.0, 16.0)
 DEFAULT_THETA = 0.95
 BATCH = 128
 
@@ -28,6 +30,9 @@ class Arm:
 
     def made(self) -> Rule:
         """The rule."""
+        if self.rule == FadingNSD.name:
+            given = dict(self.numbers)
+            return FadingNSD(given["theta"], given["power"])
         return make_rule(self.rule, **dict(self.numbers))
 
     @property
@@ -53,6 +58,14 @@ def nsd(k: int, theta: float = DEFAULT_THETA, cap: float | None = None) -> Arm:
     if cap is not None:
         numbers += (("max_deviation", cap),)
     return Arm(f"NSD {theta:g}" + ("" if cap is None else f", cap {cap:g}"), "nsd", numbers, k)
+
+
+def fadings(k: int) -> tuple[Arm, ...]:
+    """NSD whose threshold falls with the target's confidence, from early to late."""
+    return tuple(
+        Arm(f"NSD, fading {power:g}", FadingNSD.name, (("theta", DEFAULT_THETA), ("power", power)), k)
+        for power in FADINGS
+    )
 
 
 def relaxed(k: int) -> tuple[Arm, ...]:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 LEVELS: dict[str, float] = {"low": 0.5, "middle": 0.75, "high": 0.9}
-"""Accuracy on mini-math at temperature 1 that an anneal aims at."""
-
-NEAR = 0.05
-"""A level counts as met from so much below it."""
+"""Accuracy on mini-math at temperature 1 that anneals aim at; a checkpoint is called by the nearest level."""
 
 SHIPPED = Path(__file__).with_name("checkpoints")
 MATCHED, MISMATCHED = "matched", "mismatched"
@@ -27,7 +24,8 @@ MATCHED, MISMATCHED = "matched", "mismatched"
 class Mechanism:
     """How drafts are made: the tables' name, K in proposals, whether the native baseline is sample-and-match.
 
-    built_in: the drafter is part of the target's own folder, and its mismatched variant is a target of its own.
+    built_in: the matched drafter is part of the target's own folder. kind: what `nsd train` calls it, where it trains
+    one; a built-in drafter without has no mismatched variant, since its habits are the target's own.
     """
 
     title: str
@@ -42,29 +40,52 @@ MECHANISMS: dict[str, Mechanism] = {
     "eagle3": Mechanism("EAGLE-3", 7, kind="eagle3"),
     "dspark": Mechanism("DSpark", 7, kind="dspark"),
     "dflash": Mechanism("DFlash", 15, native_match=True, kind="dflash"),
-    "mtp": Mechanism("MTP", 2, built_in=True),
+    "mtp": Mechanism("MTP", 2, built_in=True, kind="mtp"),
     "nemotron": Mechanism("linear self-speculation", 15, native_match=True, built_in=True),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class TargetPlan:
-    """One trained shape: its drafting mechanisms, and the stable steps from which anneals are tried."""
+    """One trained shape: its drafting mechanisms, and its anneals as (stable step it starts from, its length)."""
 
     shape: str
     mechanisms: tuple[str, ...]
-    first: int
-    every: int
-    most: int
-    anneal: int
+    anneals: tuple[tuple[int, int], ...]
 
 
 TARGETS: dict[str, TargetPlan] = {
-    "qwen3-3m": TargetPlan("qwen3-3m", ("draft-model", "eagle3", "dspark", "dflash"), 400, 300, 2200, 150),
-    "qwen3-7m": TargetPlan("qwen3-7m", ("draft-model", "eagle3", "dspark"), 400, 300, 1900, 150),
-    "nemotron-3m": TargetPlan("nemotron-3m", ("nemotron",), 400, 300, 1900, 150),
-    "qwen35-3m": TargetPlan("qwen35-3m", ("mtp",), 300, 200, 1300, 120),
+    "qwen3-3m": TargetPlan(
+        "qwen3-3m", ("draft-model", "eagle3", "dspark", "dflash"), ((250, 60), (450, 100), (700, 150))
+    ),
+    "nemotron-3m": TargetPlan("nemotron-3m", ("nemotron",), ((900, 150), (1500, 200))),
+    "qwen35-3m": TargetPlan("qwen35-3m", ("mtp",), ((600, 120), (1000, 150))),
+    "qwen3-7m": TargetPlan("qwen3-7m", ("draft-model", "eagle3", "dspark"), ((350, 100), (600, 120))),
 }
+"""The first is the one that every analysis is made on."""
+
+
+def levels(accuracy: Mapping[str, float]) -> dict[str, str]:
+    """Checkpoints by the level that each is nearest to, lowest first; where several are, the nearest of them.
+
+    A checkpoint far from every level is used all the same; reports state what it reached.
+    """
+    found: dict[str, str] = {}
+    for level, wanted in LEVELS.items():
+        near = [name for name, reached in accuracy.items() if nearest(reached) == level]
+        if near:
+            found[level] = min(near, key=lambda name: abs(accuracy[name] - wanted))
+    return found
+
+
+def nearest(accuracy: float) -> str:
+    """The level nearest to an accuracy; the higher of two."""
+    return min(reversed(LEVELS), key=lambda level: abs(LEVELS[level] - accuracy))
+
+
+def tops(targets: Iterable[str]) -> list[str]:
+    """The last, most accurate target of each shape; names end in -level."""
+    return list({name.rpartition("-")[0] or name: name for name in targets}.values())
 
 
 @dataclass(frozen=True, slots=True)

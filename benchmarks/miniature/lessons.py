@@ -1,75 +1,311 @@
-"""What a run teaches, sentence by sentence, each from cells that it names; a sentence without its cells is left out."""
+"""What a run teaches, in sentences, each with the figures of the cells that it rests on.
+
+A question that the measured cells do not answer is answered with "cannot be told".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
-from benchmarks.miniature.cells import AR, AR_TOP_P, CAPS, THETAS, Arm, Cell, nsd, sd
-from benchmarks.miniature.family import mechanism_of
+import numpy as np
+
+from benchmarks.miniature.cells import AR, AR_TOP_P, CAPS, DEFAULT_THETA, THETAS, Arm, Cell, fadings, nsd, sd
+from benchmarks.miniature.family import MATCHED, MISMATCHED, mechanism_of
 from benchmarks.miniature.numbers import Book, Measured, paired
 from nsd.bench.stats import Estimate
 
 Pair = tuple[str, str, str]
 
+MARGIN = 0.01
+"""Loss of accuracy that still counts as kept: one point."""
+
+FEWEST_CELLS = 8
+"""Cells below which no correlation is given."""
+
+UNKNOWN = "cannot be told"
+
 
 def lessons(book: Book) -> str:
     """The section, empty where no pair was measured."""
-    found = [sentence for pair in book.pairs for sentence in _of_pair(book, pair)]
-    return "\n".join(["## What it teaches", "", *(f"- {sentence}" for sentence in found)]) if found else ""
+    changes = [found for pair in book.pairs if (found := change_of(book, pair)) is not None]
+    if not changes:
+        return ""
+    parts = ["## What it teaches", _rule(book, changes), *_kept(changes), _tail(book, changes), _habits(changes)]
+    return "\n\n".join([*parts, _where(book), _equal_calls(book)])
 
 
-def _of_pair(book: Book, pair: Pair) -> Iterable[str]:
+@dataclass(frozen=True, slots=True)
+class Change:
+    """NSD at a threshold against SD, for a pair: the difference of scores, and the share of calls that is saved."""
+
+    pair: Pair
+    score: Estimate
+    saved: float
+    n: int
+
+    def __str__(self) -> str:
+        saved = f"{100 * self.saved:.0f}% of calls saved"
+        return f"{', '.join(self.pair)}: {points(self.score)} points, {saved} (n {self.n:,})"
+
+    @property
+    def sign(self) -> str:
+        """raised, lowered, kept (surely less than MARGIN lost) or UNKNOWN."""
+        low, high = self.score.low, self.score.high
+        if low is None or high is None:
+            return UNKNOWN
+        return "raised" if low > 0 else "lowered" if high < 0 else "kept" if low > -MARGIN else UNKNOWN
+
+
+def change_of(book: Book, pair: Pair, theta: float = DEFAULT_THETA) -> Change | None:
+    """The change of a pair at a threshold, None where a cell is missing."""
     k = mechanism_of(pair[2]).k
-    base, relaxed = (book.get(Cell(*pair, arm)) for arm in (sd(k), nsd(k)))
+    base, relaxed = (book.get(Cell(*pair, arm)) for arm in (sd(k), nsd(k, theta)))
     if base is None or relaxed is None:
-        return
-    change = paired(relaxed, base, lambda m: m.accuracy)
-    name = ", ".join(pair)
+        return None
+    n = min(len(base.rows), len(relaxed.rows))
     saved = 1 - relaxed.calls.fraction / base.calls.fraction
-    yield (
-        f"**{name}**: NSD at 0.95 {_verb(change)} the score against SD ({_points(change)} points) and saves "
-        f"{100 * saved:.1f}% of the verification calls a token."
+    return Change(pair, paired(relaxed, base, lambda m: m.accuracy), saved, n)
+
+
+def _kept(changes: Sequence[Change]) -> list[str]:
+    """Which pairs keep their score at the default threshold, which gain, which lose."""
+    said = []
+    for sign, words in (
+        ("kept", f"keeps the score (surely less than {100 * MARGIN:.0f} point lost)"),
+        ("raised", "raises the score"),
+        ("lowered", "lowers the score"),
+        (UNKNOWN, "may do either; the intervals are too wide"),
+    ):
+        mine = [change for change in changes if change.sign == sign]
+        listed = "".join(f"\n  - {change}" for change in mine)
+        said.append(f"- NSD at {DEFAULT_THETA:g} **{words}** in {len(mine)} of {len(changes)} pairs.{listed}")
+    return ["### When it keeps the score, when it helps, when it costs", "\n".join(said)]
+
+
+def _tail(book: Book, changes: Sequence[Change]) -> str:
+    """Whether NSD helps where cutting the target's tail helps."""
+    said = []
+    for target, task in dict.fromkeys(change.pair[:2] for change in changes):
+        plain, cut = (book.get(Cell(target, task, None, arm)) for arm in (AR, AR_TOP_P))
+        if plain is None or cut is None:
+            continue
+        mine = [change for change in changes if change.pair[:2] == (target, task)]
+        signs = ", ".join(f"{sum(c.sign == s for c in mine)} {s}" for s in dict.fromkeys(c.sign for c in mine))
+        said.append(
+            f"- {target}, {task}: cutting the tail (plain decoding, top-p 0.95 less 1) changes the score by "
+            f"{points(paired(cut, plain, lambda m: m.accuracy))} points; NSD against SD: {signs}."
+        )
+    head = (
+        "NSD moves mass into the nucleus, as top-p does; where a target's own tail spoils answers, that may outweigh "
+        "what the drafter's habits cost."
     )
-    plain, cut = (book.get(Cell(pair[0], pair[1], None, arm)) for arm in (AR, AR_TOP_P))
-    if plain is not None and cut is not None:
-        tail = paired(cut, plain, lambda m: m.accuracy)
-        yield f"{name}: the target's own tail costs {_points(tail)} points (plain decoding, top-p 0.95 less 1)."
-    content, phrasing = (relaxed.value("ES", "tested", kind) for kind in ("content", "phrasing"))
-    if content is not None and phrasing is not None:
-        yield f"{name}: mean ES is {content:.4f} at content tokens and {phrasing:.4f} at phrasing tokens."
-    yield from _savings(book, pair, "threshold", (nsd(k, theta) for theta in THETAS), base)
-    yield from _savings(book, pair, "cap", (nsd(k, cap=cap) for cap in CAPS), base)
+    return "\n".join([head, "", *said]) if said else f"Whether NSD helps by cutting a harmful tail: {UNKNOWN}."
 
 
-def _savings(book: Book, pair: Pair, what: str, arms: Iterable[Arm], base: Measured) -> Iterable[str]:
-    """The setting with the fewest calls among those that surely lose no more than a point."""
-    cells = [m for m in (book.get(Cell(*pair, arm)) for arm in arms) if m is not None]
-    kept = [m for m in cells if _surely_kept(paired(m, base, lambda one: one.accuracy))]
-    if len(cells) < 2:
-        return
-    if not kept:
-        yield f"{', '.join(pair)}: at this number of problems no {what} is sure to lose less than a point."
-        return
-    best = min(kept, key=lambda m: m.calls.fraction)
-    yield (
-        f"{', '.join(pair)}: of the {what}s that surely lose less than a point, {best.cell.arm.speaks} needs the "
-        f"fewest calls, {best.calls.fraction:.4f} a token (SD {base.calls.fraction:.4f})."
+def _habits(changes: Sequence[Change]) -> str:
+    """Matched against mismatched drafters of one mechanism."""
+    by_pair = {change.pair: change for change in changes}
+    said = []
+    for (target, task, drafter), one in by_pair.items():
+        mechanism, _, variant = drafter.partition(":")
+        other = by_pair.get((target, task, f"{mechanism}:{MISMATCHED}"))
+        if variant != MATCHED or other is None or one.score.value is None or other.score.value is None:
+            continue
+        less = 100 * (other.score.value - one.score.value)
+        said.append(
+            f"- {target}, {task}, {mechanism}: matched {points(one.score)}, mismatched {points(other.score)} points; "
+            f"other habits change it by {less:+.1f} more."
+        )
+    if not said:
+        return f"What a drafter with other habits costs: {UNKNOWN} (no mechanism was measured in both variants)."
+    return "\n".join(["What a drafter of other habits costs, NSD against SD:", "", *said])
+
+
+def _where(book: Book) -> str:
+    """Deviation at content and at phrasing tokens, and which of them goes with the loss."""
+    found: dict[str, list[float]] = {"content": [], "phrasing": [], "loss": []}
+    for cell, m in book.cells.items():
+        if cell.arm.theta is None or cell.drafter is None or cell.seed:
+            continue
+        base = book.get(Cell(cell.target, cell.task, cell.drafter, sd(cell.arm.k)))
+        es = [m.value("ES", "tested", kind) for kind in ("content", "phrasing")]
+        if base is None or es[0] is None or es[1] is None:
+            continue
+        loss = paired(m, base, lambda one: one.accuracy).value
+        if loss is not None:
+            for name, value in zip(found, (es[0], es[1], -loss), strict=True):
+                found[name].append(value)
+    n = len(found["loss"])
+    head = "### Where the deviation falls"
+    if n < FEWEST_CELLS:
+        return f"{head}\n\nWhether ES at content or at phrasing tokens foretells the loss: {UNKNOWN} from {n} cells."
+    means = {name: float(np.mean(found[name])) for name in ("content", "phrasing")}
+    both = {name: correlation(found[name], found["loss"]) for name in means}
+    text = "; ".join(
+        f"with ES at {name} tokens {r:.2f} [{low:.2f}, {high:.2f}]" for name, (r, low, high) in both.items()
+    )
+    better = max(both, key=lambda name: both[name][0])
+    sure = both[better][1] > 0
+    verdict = f"ES at {better} tokens goes with the loss" if sure else f"which of them foretells the loss {UNKNOWN}"
+    return (
+        f"{head}\n\nMean ES is {means['content']:.4f} at content tokens (digits, operators) and "
+        f"{means['phrasing']:.4f} at phrasing tokens, over {n} cells of NSD. Correlation of the loss of score against "
+        f"SD over these cells: {text}. So {verdict}."
     )
 
 
-def _surely_kept(change: Estimate) -> bool:
-    return change.low is not None and change.low > -0.01
+def correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
+    """Pearson's r with Fisher's 95% interval; (0, -1, 1) where a side does not vary."""
+    if len(x) < 4 or np.std(x) == 0 or np.std(y) == 0:
+        return 0.0, -1.0, 1.0
+    r = float(np.corrcoef(x, y)[0, 1])
+    z, wide = math.atanh(max(min(r, 0.999999), -0.999999)), 1.96 / math.sqrt(len(x) - 3)
+    return r, math.tanh(z - wide), math.tanh(z + wide)
 
 
-def _verb(change: Estimate) -> str:
-    if change.low is not None and change.low > 0:
-        return "raises"
-    if change.high is not None and change.high < 0:
-        return "lowers"
-    return "does not measurably change"
+def _equal_calls(book: Book) -> str:
+    """Cap and fading threshold against plain thresholds at the same calls a token."""
+    lines, gains = list[str](), dict[str, list[Estimate]]({"cap": [], "fading threshold": []})
+    for pair in book.pairs:
+        k = mechanism_of(pair[2]).k
+        plain = [m for m in (book.get(Cell(*pair, arm)) for arm in (sd(k), *(nsd(k, t) for t in THETAS))) if m]
+        kinds: list[tuple[str, Iterable[Arm]]] = [
+            ("cap", (nsd(k, cap=cap) for cap in CAPS)),
+            ("fading threshold", fadings(k)),
+        ]
+        for kind, arms in kinds:
+            for m in (book.get(Cell(*pair, arm)) for arm in arms):
+                gain = None if m is None else at_equal_calls(m, plain)
+                if m is None or gain is None:
+                    continue
+                gains[kind].append(gain)
+                calls = f"{m.calls.fraction:.4f} calls a token"
+                lines.append(
+                    f"- {', '.join(pair)}, {m.cell.arm.speaks} ({calls}): {points(gain)} points (n {gain.n:,})."
+                )
+    head = "### A cap, or a threshold that falls with the target's confidence"
+    if not lines:
+        return f"{head}\n\nWhether either buys accuracy back at the same calls a token: {UNKNOWN}; no such cell."
+    verdicts = " ".join(f"The {kind}: {_bought(mine)}." for kind, mine in gains.items())
+    return "\n".join([
+        head, "",
+        "Score less that of a plain threshold with the same calls a token (interpolated between the two measured "
+        f"thresholds around it, SD counted as 0). {verdicts}", "", *lines,
+    ])  # fmt: skip
 
 
-def _points(change: Estimate) -> str:
-    if change.value is None or change.low is None or change.high is None:
+def _bought(gains: Sequence[Estimate]) -> str:
+    more = sum(e.low is not None and e.low > 0 for e in gains)
+    less = sum(e.high is not None and e.high < 0 for e in gains)
+    if not gains or (not more and not less):
+        return f"{UNKNOWN} ({len(gains)} settings, none surely better or worse)"
+    return f"surely better in {more} of {len(gains)} settings, surely worse in {less}"
+
+
+def at_equal_calls(m: Measured, plain: Sequence[Measured]) -> Estimate | None:
+    """Accuracy of m less that of the mix of two plain cells that has its calls a token; None outside their range.
+
+    Rows are paired; the weights are taken as fixed, so the interval is that of the accuracies.
+    """
+    calls = m.calls.fraction
+    ordered = sorted(plain, key=lambda one: one.calls.fraction)
+    for low, high in pairwise(ordered):
+        below, above = low.calls.fraction, high.calls.fraction
+        if below <= calls <= above and below < above:
+            w = (calls - below) / (above - below)
+            n = min(len(one.rows) for one in (m, low, high))
+            a, b, c = (one.column("correct")[:n] for one in (m, low, high))
+            each = a - (1 - w) * b - w * c
+            wide = 1.96 * float(each.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
+            mean = float(each.mean())
+            return Estimate(mean, mean - wide, mean + wide, n)
+    return None
+
+
+def _rule(book: Book, changes: Sequence[Change]) -> str:
+    """What a user may go by, with its evidence."""
+    said = []
+    for variant, words in (
+        (MATCHED, "learned from the target's own text"),
+        (MISMATCHED, "learned from text of other habits"),
+    ):
+        mine = [change.pair for change in changes if change.pair[2].endswith(f":{variant}")]
+        said.append(f"- **A drafter that {words}**: {_advice(book, mine)}")
+    es = _limit(book)
+    if es is not None:
+        said.append(f"- **Watch ES where answers are decided**: {es}")
+    head = (
+        "A rule of thumb for users, computed from the cells below: the highest threshold at which no measured pair "
+        f"loses for sure, and the highest at which every pair surely loses less than {100 * MARGIN:.0f} point."
+    )
+    return "\n".join(["### Rule of thumb", "", head, "", *said])
+
+
+def _advice(book: Book, pairs: Sequence[Pair]) -> str:
+    """The highest safe thresholds over some pairs, with the figures they rest on."""
+    table: dict[float, list[Change]] = {}
+    for theta in THETAS:
+        found = [change for pair in pairs if (change := change_of(book, pair, theta)) is not None]
+        if found:
+            table[theta] = found
+    if not table:
+        return f"{UNKNOWN}; no pair was measured."
+    kept = _highest(table, lambda change: change.sign in ("kept", "raised"))
+    unharmed = _highest(table, lambda change: change.sign != "lowered")
+    figures = "; ".join(
+        f"{theta:g}: {sum(c.sign == 'lowered' for c in found)} of {len(found)} pairs lose, worst "
+        f"{points(min((c.score for c in found), key=lambda e: e.value or 0.0))} points, "
+        f"{100 * float(np.mean([c.saved for c in found])):.0f}% of calls saved"
+        for theta, found in table.items()
+    )
+    first = (
+        f"theta {kept:g} surely costs less than a point in every pair"
+        if kept is not None
+        else f"a threshold that surely costs less than a point {UNKNOWN}"
+    )
+    second = (
+        f"up to {unharmed:g} no pair surely loses" if unharmed is not None else "every threshold has a pair that loses"
+    )
+    return f"{first}; {second}. Evidence by theta: {figures}."
+
+
+def _highest(table: dict[float, list[Change]], good: Callable[[Change], bool]) -> float | None:
+    """The highest threshold up to which all changes are good."""
+    best = None
+    for theta, found in table.items():
+        if not all(good(change) for change in found):
+            break
+        best = theta
+    return best
+
+
+def _limit(book: Book) -> str | None:
+    """Mean ES at content tokens of cells that keep their score, and of those that lose."""
+    by_sign: dict[str, list[float]] = {"kept": [], "lowered": []}
+    for pair in book.pairs:
+        for theta in THETAS:
+            change, m = change_of(book, pair, theta), book.get(Cell(*pair, nsd(mechanism_of(pair[2]).k, theta)))
+            es = None if m is None else m.value("ES", "tested", "content")
+            if change is not None and es is not None:
+                sign = "kept" if change.sign == "raised" else change.sign
+                by_sign.setdefault(sign, []).append(es)
+    kept, lost = by_sign["kept"], by_sign["lowered"]
+    if not kept or not lost:
+        return None
+    line = (
+        f"cells that keep their score have mean ES {np.mean(kept):.4f} at content tokens (at most {max(kept):.4f}, "
+        f"{len(kept)} cells), cells that lose {np.mean(lost):.4f} (at least {min(lost):.4f}, {len(lost)} cells)"
+    )
+    return f"{line}; {'the two do not overlap' if max(kept) < min(lost) else 'the two overlap, so it is a hint'}."
+
+
+def points(change: Estimate) -> str:
+    """A difference of scores in points, with its interval."""
+    if change.value is None:
         return "-"
-    return f"{100 * change.value:+.1f} [{100 * change.low:.1f}, {100 * change.high:.1f}]"
+    if change.low is None or change.high is None:
+        return f"{100 * change.value:+.1f}"
+    return f"{100 * change.value:+.1f} [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"

@@ -1,44 +1,69 @@
 """Which cells a report needs, in the order in which they are worth having.
 
-A cell of 4,096 problems takes about two minutes of one core, so not everything is crossed with everything. Each shape's
-most accurate target (its top) has the whole of Table 1; lower levels the separate model and what is built in, on the
-first task. Thresholds, caps, K and baselines are for `deep` pairs, on the first task.
+A cell of 4,096 problems takes minutes of one core, so not everything is crossed with everything. Each shape's most
+accurate target (its top) has the whole of Table 1; lower levels the separate model and what is built in, on the first
+task. Thresholds are for `deep` pairs; caps, fading thresholds, K and baselines for those of the first top. Cells of the
+MAIN groups take all problems, the others may take fewer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from benchmarks.miniature import cells as c
-from benchmarks.miniature.cells import Cell
-from benchmarks.miniature.family import MATCHED, Manifest, mechanism_of
+from benchmarks.miniature.cells import Arm, Cell
+from benchmarks.miniature.family import MATCHED, Manifest, mechanism_of, tops
 
 TASKS = ("mini-math", "mini-code")
 SEEDS = (0, 1, 2, 3, 4)
+MAIN = ("table 1", "thresholds")
+"""Groups whose cells take all problems."""
+
 Pair = tuple[str, str, str, int]  # target, task, drafter, K
 
 
-def matrix(manifest: Manifest, tasks: tuple[str, ...] = TASKS, quick: bool = False) -> list[Cell]:
-    """All cells, each once: Table 1, thresholds; if not quick also lower levels, caps, K, baselines, seeds."""
-    tops = _tops(manifest)
-    deep = [pair for pair in _pairs(manifest, tops, tasks[:1]) if _is_deep(pair[2])]
-    found = list(_table_1(manifest, tops, tasks))
-    found += [Cell(*pair[:3], c.nsd(pair[3], theta)) for pair in deep for theta in c.THETAS]
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A cell, and the group that it belongs to."""
+
+    cell: Cell
+    group: str
+
+
+def matrix(manifest: Manifest, tasks: tuple[str, ...] = TASKS, quick: bool = False) -> list[Wanted]:
+    """All cells, each once, in the first group that has it; a quick run has the first three groups."""
+    best = tops(manifest.targets)
+    first, others = tasks[:1], tasks[1:]
+    deep = [pair for pair in _pairs(manifest, best, first) if _is_deep(pair[2])]
+    mine = [pair for pair in deep if pair[0] == best[0] or mechanism_of(pair[2]).built_in]
+    lower = [name for name in manifest.targets if name not in best]
+    groups: list[tuple[str, Iterable[Cell]]] = [
+        ("table 1", _table_1(manifest, best, first)),
+        ("thresholds", _of(mine, lambda k: [c.nsd(k, theta) for theta in c.THETAS])),
+        ("second task", _table_1(manifest, best, others)),
+    ]
     if not quick:
-        lower = [name for name in manifest.targets if name not in tops]
-        found += _table_1(manifest, lower, tasks[:1], few=True)
-        first = [pair for pair in deep if pair[0] == tops[0]]
-        found += [Cell(*pair[:3], c.nsd(pair[3], cap=cap)) for pair in first for cap in c.CAPS]
-        found += [cell for pair in deep if pair[0] == tops[0] or mechanism_of(pair[2]).built_in for cell in _ks(pair)]
-        found += [Cell(*pair[:3], arm) for pair in first for arm in c.relaxed(pair[3])]
-        found += _seeds(manifest, tops, tasks[:1])
-    return list(dict.fromkeys(found))
+        only = [pair for pair in deep if pair[0] == best[0]]
+        groups += [
+            ("caps", _of(only, lambda k: [*(c.nsd(k, cap=cap) for cap in c.CAPS), *c.fadings(k)])),
+            ("lower levels", _table_1(manifest, lower, first, few=True)),
+            ("seeds", _seeds(manifest, best, first)),
+            ("block lengths", (cell for pair in mine for cell in _ks(pair))),
+            ("baselines", _of(only, lambda k: c.relaxed(k))),
+            ("other thresholds", _of(deep, lambda k: [c.nsd(k, theta) for theta in c.THETAS])),
+        ]
+    found: dict[Cell, Wanted] = {}
+    for group, cells in groups:
+        for cell in cells:
+            found.setdefault(cell, Wanted(cell, group))
+    return list(found.values())
 
 
-def _tops(manifest: Manifest) -> list[str]:
-    """The last, most accurate target of each shape; names end in -level."""
-    return list({name.rpartition("-")[0] or name: name for name in manifest.targets}.values())
+def _of(pairs: list[Pair], arms: Callable[[int], Iterable[Arm]]) -> Iterator[Cell]:
+    """Cells of these ways of decoding for each pair."""
+    for target, task, drafter, k in pairs:
+        yield from (Cell(target, task, drafter, arm) for arm in arms(k))
 
 
 def _is_deep(drafter: str) -> bool:
@@ -58,13 +83,13 @@ def _table_1(manifest: Manifest, targets: list[str], tasks: tuple[str, ...], few
     for target in targets:
         for task in tasks:
             yield from (Cell(target, task, None, arm) for arm in (c.AR, c.AR_COLD, c.AR_TOP_P))
-    for target, task, drafter, k in _pairs(manifest, targets, tasks):
-        if few and not _is_deep(drafter):
-            continue
-        yield Cell(target, task, drafter, c.sd(k))
-        yield Cell(target, task, drafter, c.nsd(k))
-        if mechanism_of(drafter).native_match:
-            yield Cell(target, task, drafter, c.match(k))
+        for one, task, drafter, k in _pairs(manifest, [target], tasks):
+            if few and not _is_deep(drafter):
+                continue
+            yield Cell(one, task, drafter, c.sd(k))
+            yield Cell(one, task, drafter, c.nsd(k))
+            if mechanism_of(drafter).native_match:
+                yield Cell(one, task, drafter, c.match(k))
 
 
 def _ks(pair: Pair) -> Iterator[Cell]:
@@ -75,10 +100,10 @@ def _ks(pair: Pair) -> Iterator[Cell]:
         yield from (Cell(target, task, drafter, c.nsd(fewer, theta)) for theta in c.THETAS)
 
 
-def _seeds(manifest: Manifest, tops: list[str], tasks: tuple[str, ...]) -> Iterator[Cell]:
+def _seeds(manifest: Manifest, best: list[str], tasks: tuple[str, ...]) -> Iterator[Cell]:
     """The mechanism table under further seeds: each mechanism on the first top that has it, matched."""
     mechanisms: set[str] = set()
-    for target in tops:
+    for target in best:
         for drafter in manifest.of(target):
             mechanism, _, variant = drafter.partition(":")
             if mechanism in mechanisms or variant != MATCHED:

@@ -90,11 +90,19 @@ class Run:
         """Advance the stable phase -> its state at this step."""
         snapshot, rolling = self.folder / f"stable-{end}.pt", self.folder / "stable.pt"
         if not snapshot.is_file():
-            self._advance(rolling, None, end, stable)
+            if rolling.is_file() and _step(rolling) > end:  # an anneal from earlier is wanted after all
+                rolling = self.folder / f"stable-to-{end}.pt"
+            self._advance(rolling, self._before(end), end, stable)
             part = snapshot.with_suffix(".part")
             shutil.copyfile(rolling, part)
             part.replace(snapshot)
         return snapshot
+
+    def _before(self, end: int) -> Path | None:
+        """The latest stored state of the stable phase up to a step, None if there is none."""
+        steps = [int(path.stem.partition("-")[2]) for path in self.folder.glob("stable-[0-9]*.pt")]
+        earlier = [step for step in steps if step <= end]
+        return self.folder / f"stable-{max(earlier)}.pt" if earlier else None
 
     def _anneal(self, branch: Branch, snapshot: Path, out: Path) -> None:
         rolling = self.folder / f"{branch.name}.pt"
@@ -159,6 +167,11 @@ def export(tensors: dict[str, Tensor], shape: dict[str, Any], out: Path, origin:
     save_file({n: t.to(torch.bfloat16).contiguous() for n, t in tensors.items()}, part, metadata={"format": "pt"})
     part.chmod(0o644)
     part.replace(out / "model.safetensors")
+
+
+def _step(path: Path) -> int:
+    """The step that a stored state was made at."""
+    return int(torch.load(path, weights_only=True, mmap=True)["step"])
 
 
 def _store(path: Path, state: dict[str, Any]) -> None:

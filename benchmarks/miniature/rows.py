@@ -23,6 +23,9 @@ from nsd.miniature.tokens import END, build
 POOL = 4
 """Steps whose rows are made together."""
 
+WIDTHS = 16
+"""Batches are padded to a multiple: of few sizes of tensors memory is used again, of many it grows without end."""
+
 RESULT_WEIGHT = 4.0
 """Weight of digits between = and what ends them, and of the final answer: a wrong one spoils the whole solution."""
 
@@ -78,7 +81,7 @@ def batch(mixture: Mixture, seed: int, step: int) -> Batch:
     """The rows of one step."""
     rows = _pool(mixture, seed, step // POOL)
     chosen = rows[step % POOL]
-    width = max(len(ids) for ids, _ in chosen)
+    width = -(-max(len(ids) for ids, _ in chosen) // WIDTHS) * WIDTHS
     end = _ids()[0]
     ids = torch.tensor([row + [end] * (width - len(row)) for row, _ in chosen])
     weights = torch.tensor([[*w, *[IGNORED] * (width - len(w))] for _, w in chosen])

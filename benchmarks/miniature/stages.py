@@ -1,229 +1,208 @@
 """The stages of a run, each of which leaves files behind and is passed over where they are there.
 
-targets     one stable phase a shape; anneals until low, middle and high accuracy are met
-drafters    small models by the same training, heads and blocks by `nsd train`; matched and mismatched
-cells       rows of every cell of the matrix
+targets     one stable phase a shape with its anneals; separate draft models
+heads       heads and blocks by `nsd train`, for the most accurate target of each shape; matched and mismatched
+cells       rows of every cell of the matrix, in the order of worth
 report      docs/results/miniature.md
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.miniature.cells import AR, Cell
-from benchmarks.miniature.evaluate import Work, answer, group, read_rows
+from benchmarks.miniature.cells import Cell
+from benchmarks.miniature.evaluate import Work, answer, read_rows
 from benchmarks.miniature.family import (
-    LEVELS,
     MATCHED,
     MECHANISMS,
     MISMATCHED,
-    NEAR,
     SHIPPED,
     TARGETS,
     Manifest,
-    TargetPlan,
+    levels,
+    tops,
 )
-from benchmarks.miniature.matrix import TASKS, matrix
+from benchmarks.miniature.matrix import MAIN, TASKS, Wanted, matrix
 from benchmarks.miniature.numbers import Book, Measured
-from benchmarks.miniature.pretrain import Branch, Plan, Run
+from benchmarks.miniature.pool import Eta, Job, run_jobs, tell
 from benchmarks.miniature.report import About, report
-from benchmarks.miniature.rows import Mixture
+from benchmarks.miniature.training import (
+    VALIDATION,
+    anneals,
+    head_folder,
+    train_draft_model,
+    train_heads,
+    train_target,
+)
 from nsd.api import Pair, load
-from nsd.bench.task import Problem, find_task
-from nsd.errors import ConfigError, NSDError
-from nsd.miniature import maths, programs
-from nsd.train.guard import Guard
-from nsd.train.prompts import set_aside
-
-VALIDATION = 256
-VALIDATION_SEED = 77
-"""Problems of the held-out side under another seed than the task's: anneals are chosen on them."""
-
-DRAFT_STEPS = (600, 150)
-"""Stable and decaying steps of a separate draft model."""
-
-STYLE = {MATCHED: "house", MISMATCHED: "reversed"}
-"""What a drafter's text is written in; targets write in the house style."""
-
-HEAD_STEPS = 1500
-PROMPTS = 4000
-HELD_OUT = 8
-"""Prompts of each task that `nsd train` measures its drafter on."""
+from nsd.errors import ConfigError
 
 SHIP_BYTES = 20_000_000
 """What all shipped checkpoints together may take."""
+
+STEP_SECONDS = {"qwen3-3m": 1.05, "qwen3-7m": 2.3, "nemotron-3m": 1.6, "qwen35-3m": 4.0, "draft-02m": 0.2}
+"""A training step of each shape on one quiet core."""
+
+HEAD_SECONDS = 150.0
+PROBLEM_SECONDS = 0.08
+"""A head with its share of text; a problem of a cell. Both are put right by what is measured."""
 
 Watch = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is done: problems a cell, tasks, a factor on training steps, and shard (i, n): every n-th cell."""
+    """How much: problems of a main cell and of the others, tasks, a factor on training steps, shapes, processes."""
 
     count: int = 4096
     tasks: tuple[str, ...] = TASKS
     steps: float = 1.0
     shapes: tuple[str, ...] = tuple(TARGETS)
-    shard: tuple[int, int] = (1, 1)
+    others: int | None = None
+    workers: int = 1
+
+    def of(self, wanted: Wanted) -> int:
+        """Problems of a cell."""
+        return self.count if wanted.group in MAIN or self.others is None else min(self.others, self.count)
 
 
-def train_targets(folder: Path, scale: Scale, watch: Watch) -> dict[str, str]:
-    """All targets at all levels they reach -> folders by name. A level not met is left out, and said."""
-    found: dict[str, str] = {}
+def target_jobs(folder: Path, scale: Scale) -> list[Job]:
+    """Shapes and draft models, the longest first."""
+    jobs = []
     for name in scale.shapes:
-        for level, path in _levels(name, TARGETS[name], folder / name, scale, watch).items():
-            found[f"{name}-{level}"] = str(path)
-    return found
+        plan = TARGETS[name]
+        steps = max(start for start, _ in plan.anneals) + sum(length for _, length in plan.anneals)
+        seconds = steps * scale.steps * STEP_SECONDS[name]
+        jobs.append(Job(name, "targets", seconds, train_target, (name, folder / name, scale.steps, tell)))
+    if any("draft-model" in TARGETS[name].mechanisms for name in scale.shapes):
+        for variant in (MATCHED, MISMATCHED):
+            args = (variant, folder / f"draft-{variant}", scale.steps, tell)
+            seconds = 750 * scale.steps * STEP_SECONDS["draft-02m"]
+            jobs.append(Job(f"draft model, {variant}", "targets", seconds, train_draft_model, args))
+    return sorted(jobs, key=lambda job: -job.seconds)
 
 
-def _levels(name: str, plan: TargetPlan, folder: Path, scale: Scale, watch: Watch) -> dict[str, Path]:
-    """Anneal from later and later steps; the first that reaches a level is its checkpoint, the last stands for high."""
-    reached: dict[str, Path] = {}
-    anneal = max(int(plan.anneal * scale.steps), 2)
-    starts = [max(int(s * scale.steps), 2) for s in range(plan.first, plan.most + 1, plan.every)]
-    for start in starts:
-        branch = Branch(f"anneal-{start}", start, anneal)
-        out = Run(Plan(plan.shape, (branch,)), folder, watch).finish()[0]
-        accuracy = validated(out)
-        watch(f"{name} after {start + anneal} steps: {100 * accuracy:.1f}% of mini-math at temperature 1")
-        for level, wanted in LEVELS.items():
-            if level not in reached and accuracy >= wanted - NEAR:
-                reached[level] = out
-        if len(set(reached)) == len(LEVELS):
-            break
-    if not reached:
-        watch(f"{name} reached no level; its last checkpoint goes on as low")
-        reached["low"] = out
-    return reached
+def found_targets(folder: Path, scale: Scale) -> dict[str, str]:
+    """Folders by target name, as they lie in the folder."""
+    return {f"{name}-{level}": path for name in scale.shapes for level, path in levels(anneals(folder / name)).items()}
 
 
-def validated(folder: Path) -> float:
-    """Accuracy on mini-math at temperature 1 on problems of another seed than the task's, stored beside the weights."""
-    path = folder / "validation.json"
-    if path.is_file():
-        return float(json.loads(path.read_text(encoding="utf-8"))["accuracy"])
-    pair = load(str(folder), None)
-    samples = islice(maths.problems("test", VALIDATION_SEED), VALIDATION)
-    problems = [Problem(f"v{i}", s.prompt, False, s.answer) for i, s in enumerate(samples)]
-    rows = group(pair, find_task("mini-math"), problems, 0, AR, 0)
-    accuracy = sum(bool(row["correct"]) for row in rows) / len(rows)
-    path.write_text(json.dumps({"accuracy": accuracy, "problems": len(rows)}) + "\n", encoding="utf-8")
-    return accuracy
+def head_jobs(targets: dict[str, str], scale: Scale) -> list[Job]:
+    """What `nsd train` makes for the most accurate target of each shape: one job a target and variant."""
+    jobs = []
+    for name in tops(targets):
+        for variant in (MATCHED, MISMATCHED):
+            kinds = _kinds(name, variant)
+            if kinds:
+                args = (Path(targets[name]), kinds, variant, scale.steps, tell)
+                seconds = HEAD_SECONDS * scale.steps * len(kinds)
+                jobs.append(Job(f"heads of {name}, {variant}", "heads", seconds, train_heads, args))
+    return jobs
 
 
-def train_drafters(targets: dict[str, str], folder: Path, scale: Scale, watch: Watch) -> dict[str, str]:
-    """Both variants of every mechanism of every target -> folders by "target/mechanism:variant"."""
+def _kinds(target: str, variant: str) -> tuple[str, ...]:
+    """What is trained for a target: all kinds that there are, but no matched one of what is built in."""
+    made = [MECHANISMS[mechanism] for mechanism in TARGETS[target.rpartition("-")[0]].mechanisms]
+    return tuple(m.kind for m in made if m.kind and not (m.built_in and variant == MATCHED))
+
+
+def drafters_of(targets: dict[str, str], folder: Path) -> dict[str, str]:
+    """Folders by "target/mechanism:variant"."""
     found: dict[str, str] = {}
     for name, path in targets.items():
-        shape = name.rpartition("-")[0]
-        for mechanism in TARGETS[shape].mechanisms:
+        for mechanism in TARGETS[name.rpartition("-")[0]].mechanisms:
             for variant in (MATCHED, MISMATCHED):
-                made = _drafter(mechanism, variant, shape, Path(path), folder, scale, watch)
-                if made is not None:
+                made = _drafter(mechanism, variant, Path(path), folder)
+                if made is not None and (made / "model.safetensors").is_file():
                     found[f"{name}/{mechanism}:{variant}"] = str(made)
     return found
 
 
-def _drafter(
-    mechanism: str, variant: str, shape: str, target: Path, folder: Path, scale: Scale, watch: Watch
-) -> Path | None:
+def _drafter(mechanism: str, variant: str, target: Path, folder: Path) -> Path | None:
+    kind = MECHANISMS[mechanism].kind
     if mechanism == "draft-model":
-        return train_draft_model(variant, folder / f"draft-{variant}", scale, watch)
-    if MECHANISMS[mechanism].built_in:
-        return target if variant == MATCHED else None  # its habits are the target's own
-    return _train_head(MECHANISMS[mechanism].kind, variant, target, scale, watch)
+        return folder / f"draft-{variant}" / "final"
+    if MECHANISMS[mechanism].built_in and variant == MATCHED:
+        return target
+    return head_folder(target, kind, variant) / "float32" if kind else None
 
 
-def train_draft_model(variant: str, folder: Path, scale: Scale, watch: Watch) -> Path:
-    """The separate small model, on text in the variant's style, without drills."""
-    mixture = replace(Mixture(0.7, 0.3, 0.0, STYLE[variant]))
-    start, anneal = (max(int(steps * scale.steps), 2) for steps in DRAFT_STEPS)
-    return Run(Plan("draft-02m", (Branch("final", start, anneal),), mixture), folder, watch).finish()[0]
+def all_stages(folder: Path, scale: Scale, minutes: float | None) -> Manifest:
+    """Train what is missing, then measure, for so many minutes at most -> the manifest, stored."""
+    training = target_jobs(folder, scale)
+    tops_of = [f"{name}-high" for name in scale.shapes]
+    heads = head_jobs(dict.fromkeys(tops_of, "."), scale)
+    expected = _planned(training, heads) | {"cells": 60.0 * (minutes or 130.0) * scale.workers}
+    eta = Eta(expected, scale.workers)
+    tell(f"about {eta.left() / 60:.0f} min for all stages with {scale.workers} processes")
+    run_jobs(training, eta)
+    targets = found_targets(folder, scale)
+    heads = head_jobs(targets, scale)
+    run_jobs(heads, eta)
+    drafters = drafters_of(targets, folder)
+    manifest = Manifest(targets, drafters, facts_of(targets, drafters))
+    manifest.write(folder)
+    measure(manifest, folder, scale, False, minutes, tell, eta)
+    return manifest
 
 
-def _train_head(kind: str, variant: str, target: Path, scale: Scale, watch: Watch) -> Path:
-    """`nsd train` on the target's own answers; the mismatched variant is asked for the other task alone."""
-    out = target.parent / f"{target.name}-{kind}-{variant}"
-    done = out / "float32"
-    if (done / "model.safetensors").is_file():
-        return done
-    prompts = out.with_name(out.name + "-prompts.jsonl")
-    write_prompts(prompts, variant)
-    command = [
-        sys.executable, "-m", "nsd", "train", "--model", str(target), "--out", str(out), "--prompts", str(prompts),
-        "--steps", str(max(int(HEAD_STEPS * scale.steps), 2)), "--temperatures", "1.0", "--dtype", "float32",
-        "--text-tokens", str(max(int(400_000 * scale.steps), 4000)), *(["--kind", kind] if kind != "eagle3" else []),
-    ]  # fmt: skip
-    watch(f"nsd train {kind}, {variant}, for {target.name}")
-    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})
-    if ended.returncode:
-        raise NSDError(f"nsd train {kind} ended with {ended.returncode}: {ended.stderr.strip()[-300:]}")
-    return done
+def _planned(*stages: list[Job]) -> dict[str, float]:
+    return {jobs[0].stage: sum(job.seconds for job in jobs) for jobs in stages if jobs}
 
 
-def write_prompts(path: Path, variant: str) -> None:
-    """Prompts of the training side: both tasks for a matched drafter, functions alone for a mismatched one."""
-    code = [c.sample.prompt for c in islice(programs.problems("train", 11), PROMPTS)]
-    stories = [s.prompt for s in islice(maths.problems("train", 11), PROMPTS)] if variant == MATCHED else []
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in (*_apart(stories), *_apart(code)))
-    path.write_text(lines, encoding="utf-8")
-
-
-def _apart(prompts: list[str]) -> list[str]:
-    """Prompts that `nsd train` takes: few are held out by it, and no other shares thirteen words in a row with those.
-
-    The tasks have few templates, so that with many held out there would be nothing left.
-    """
-    if not prompts:
-        return []
-    own, held = set_aside(prompts)
-    kept = held.prompts[:HELD_OUT]
-    guard = Guard(kept)
-    return [*kept, *(prompt for prompt in own if guard.overlap(prompt) is None)]
-
-
-def measure(manifest: Manifest, folder: Path, scale: Scale, quick: bool, minutes: float | None, watch: Watch) -> None:
+def measure(
+    manifest: Manifest, folder: Path, scale: Scale, quick: bool, minutes: float | None, watch: Watch,
+    eta: Eta | None = None,
+) -> None:  # fmt: skip
     """Rows of all cells, in their order, until all are there or the minutes are spent."""
-    index, shards = scale.shard
-    wanted = matrix(manifest, scale.tasks, quick)[index - 1 :: shards]
-    started, done_now = time.monotonic(), 0
-    pairs: dict[tuple[str, str | None], Pair] = {}
-    for number, cell in enumerate(wanted):
-        path = folder / "cells" / f"{cell.key}.jsonl"
-        have = len(read_rows(path))
-        if have >= scale.count:
-            continue
-        spent = time.monotonic() - started
-        if minutes is not None and spent > 60 * minutes:
-            watch(f"{len(wanted) - number} cells left after {minutes:g} minutes; the same command goes on")
-            return
-        left = f", about {spent / done_now * (len(wanted) - number) / 60:.0f} min left" if done_now else ""
-        watch(f"cell {number + 1}/{len(wanted)}{left}: {cell.key}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".json").write_text(json.dumps(cell.as_json(), indent=1) + "\n", encoding="utf-8")
-        answer(Work(cell, _pair(manifest, cell, pairs), scale.count, path))
-        done_now += 1
+    missing = [
+        (wanted, have)
+        for wanted in matrix(manifest, scale.tasks, quick)
+        if (have := len(read_rows(_rows(folder, wanted.cell)))) < scale.of(wanted)
+    ]
+    jobs = [
+        Job(
+            wanted.cell.key, "cells", PROBLEM_SECONDS * (scale.of(wanted) - have), measure_cell,
+            (manifest, wanted.cell, scale.of(wanted), _rows(folder, wanted.cell)),
+        )
+        for wanted, have in missing
+    ]  # fmt: skip
+    eta = eta or Eta({}, scale.workers)
+    eta.plan("cells", sum(job.seconds for job in jobs) + eta.spent.get("cells", (0.0, 0.0))[0])
+    watch(f"{len(jobs)} cells to measure, about {eta.left() / 60:.0f} min")
+    left = run_jobs(jobs, eta, None if minutes is None else time.monotonic() + 60 * minutes, watch)
+    if left:
+        watch(f"{left} cells left after {minutes:g} minutes; the same command goes on")
 
 
-def _pair(manifest: Manifest, cell: Cell, pairs: dict[tuple[str, str | None], Pair]) -> Pair:
-    """The loaded pair of a cell; the last one is kept."""
-    key = (cell.target, cell.drafter)
-    if key not in pairs:
-        pairs.clear()
-        drafter = None if cell.drafter is None else manifest.drafters[f"{cell.target}/{cell.drafter}"]
-        pairs[key] = load(manifest.targets[cell.target], drafter, dtype="float32")
-    return pairs[key]
+def _rows(folder: Path, cell: Cell) -> Path:
+    return folder / "cells" / f"{cell.key}.jsonl"
+
+
+def measure_cell(manifest: Manifest, cell: Cell, count: int, path: Path) -> None:
+    """Rows of one cell, and its description beside them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".json").write_text(json.dumps(cell.as_json(), indent=1) + "\n", encoding="utf-8")
+    answer(Work(cell, _pair(manifest, cell), count, path))
+
+
+_LOADED: dict[tuple[str, str | None], Pair] = {}
+
+
+def _pair(manifest: Manifest, cell: Cell) -> Pair:
+    """The loaded pair of a cell; the last one of a process is kept."""
+    model = manifest.targets[cell.target]
+    drafter = None if cell.drafter is None else manifest.drafters[f"{cell.target}/{cell.drafter}"]
+    if (model, drafter) not in _LOADED:
+        _LOADED.clear()
+        _LOADED[model, drafter] = load(model, drafter, dtype="float32")
+    return _LOADED[model, drafter]
 
 
 def stored(folder: Path) -> list[Measured]:
@@ -238,9 +217,9 @@ def stored(folder: Path) -> list[Measured]:
 def write_report(manifest: Manifest, folder: Path, scale: Scale, out: Path, ran: str) -> None:
     """The document from what is stored, in the order of the matrix."""
     wanted = matrix(manifest, scale.tasks)
-    order = {cell: number for number, cell in enumerate(wanted)}
+    order = {one.cell: number for number, one in enumerate(wanted)}
     measured = sorted((m for m in stored(folder) if m.cell in order), key=lambda m: order[m.cell])
-    missing = len(wanted) - sum(len(m.rows) >= scale.count for m in measured)
+    missing = len(wanted) - sum(len(m.rows) >= scale.of(wanted[order[m.cell]]) for m in measured)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(report(Book(measured), About(ran, manifest.facts, missing)), encoding="utf-8")
 
@@ -257,12 +236,23 @@ def facts_of(targets: dict[str, str], drafters: dict[str, str]) -> dict[str, Any
         origin = Path(path) / "origin.json"
         told = json.loads(origin.read_text(encoding="utf-8")) if origin.is_file() else {}
         checked = Path(path) / "validation.json"
-        said = f"{told['steps']} steps" if "steps" in told else "nsd train"
+        said = f"{told['steps']} steps" if "steps" in told else _head_of(Path(path))
         if checked.is_file():
             accuracy = json.loads(checked.read_text(encoding="utf-8"))["accuracy"]
             said += f"; {100 * accuracy:.0f}% of {VALIDATION} validation problems"
         found[name] = {"parameters": f"{count:,}", "training": said}
+        if checked.is_file():
+            found[name]["accuracy"] = accuracy
     return found
+
+
+def _head_of(folder: Path) -> str:
+    """What a run of `nsd train` says of itself."""
+    plan = folder.parent / "plan.json"
+    if not plan.is_file():
+        return "nsd train"
+    raw = json.loads(plan.read_text(encoding="utf-8"))
+    return f"nsd train, {sum(stage['steps'] for stage in raw['stages'])} steps, labels {raw.get('labels', 'target')}"
 
 
 def _product(shape: list[int]) -> int:
@@ -270,15 +260,6 @@ def _product(shape: list[int]) -> int:
     for size in shape:
         total *= size
     return total
-
-
-def all_stages(folder: Path, scale: Scale, watch: Watch) -> Manifest:
-    """Train what is missing -> the manifest, stored."""
-    targets = train_targets(folder, scale, watch)
-    drafters = train_drafters(targets, folder, scale, watch)
-    manifest = Manifest(targets, drafters, facts_of(targets, drafters))
-    manifest.write(folder)
-    return manifest
 
 
 def shipped() -> Manifest:

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from benchmarks.miniature.cells import AR, AR_TOP_P, THETAS, Cell, match, nsd, r
 from benchmarks.miniature.claims import FAILS, HOLDS, OPEN, claims, verdict_of
 from benchmarks.miniature.evaluate import SUMS, Work, answer, read_rows
 from benchmarks.miniature.family import Manifest
-from benchmarks.miniature.lessons import lessons
+from benchmarks.miniature.lessons import at_equal_calls, correlation, lessons
 from benchmarks.miniature.matrix import matrix
 from benchmarks.miniature.numbers import Book, Measured
 from benchmarks.miniature.report import About, report
@@ -126,17 +127,72 @@ def test_claims_see_what_was_put_into_the_rows(book):
 
 def test_lessons_name_the_sign_and_the_price(book):
     text = lessons(book)
-    assert "**toy, mini-math, draft-model:matched**: NSD at 0.95 lowers the score against SD (-" in text
-    assert "saves 50.0% of the verification calls" in text  # 20 blocks against 40
-    assert "mean ES is" in text and "no cap is sure" not in text  # one cap alone is no choice
-    assert "no threshold is sure to lose less than a point" in text
+    assert "NSD at 0.95 **lowers the score** in 1 of 1 pairs.\n  - toy, mini-math, draft-model:matched: -" in text
+    assert "50% of calls saved (n 300)" in text  # 20 blocks against 40
+    assert "every threshold has a pair that loses" in text  # 0.4 against 0.6
+    assert "learned from text of other habits**: cannot be told; no pair was measured." in text
+    assert "no mechanism was measured in both variants" in text
     assert lessons(Book([])) == ""
+
+
+def graded(arm, right, blocks, es, n=4000, drafter=PAIR[2]):
+    """Rows of which the first `right` are right; blocks and ES at content tokens are those of every row."""
+    rows = [
+        {
+            "index": i, "id": f"p{i}", "correct": i < right, "nll": 30.0, "text": "", "finish": "eos", "seconds": 0.01,
+            "output_tokens": 81, "prefill_tokens_out": 1, "blocks": blocks,
+            "content": [10.0, 0, 0, 0, 10 * es, *[0.0] * 7], "phrasing": [10.0, 0, 0, 0, 0.1 * blocks, *[0.0] * 7],
+        }
+        for i in range(n)
+    ]  # fmt: skip
+    return Measured(Cell(*PAIR[:2], drafter, arm), rows)
+
+
+def test_the_rule_of_thumb_is_the_highest_threshold_before_one_that_loses():
+    right = dict(zip(THETAS, (3000, 3000, 3000, 2700, 2500), strict=True))
+    cells = [graded(sd(6), 3000, 40, 0.0)]
+    cells += [graded(nsd(6, t), right[t], 38 - i, (3000 - right[t]) / 1e4) for i, t in enumerate(THETAS)]
+    cells += [graded(nsd(6, cap=cap), 3000, 35, 0.0) for cap in (0.02, 0.05)]
+    other = "draft-model:mismatched"
+    cells += [graded(sd(6), 3000, 40, 0.0, drafter=other), graded(nsd(6), 2000, 30, 0.05, drafter=other)]
+    text = lessons(Book(cells))
+    assert "theta 0.9 surely costs less than a point in every pair; up to 0.9 no pair surely loses" in text
+    assert "0.95: 1 of 1 pairs lose, worst -7.5" in text
+    assert "the two do not overlap" in text  # ES of cells that keep: 0; of cells that lose: 0.03 and more
+    # 35 blocks are those of theta 0.95, which has 300 right answers fewer
+    assert "surely better in 2 of 2 settings" in text and "NSD 0.95, cap 0.02" in text
+    assert "other habits change it by -17.5 more" in text  # -25 against -7.5
+    assert "cannot be told from 6 cells" in text
+
+
+def test_a_correlation_has_an_interval_and_needs_cells():
+    r, low, high = correlation([1, 2, 3, 4, 5, 6, 7, 8], [1, 2.1, 2.9, 4, 5.2, 5.9, 7, 8])
+    assert r > 0.99 and 0.9 < low < r < high <= 1
+    assert correlation([1, 1, 1, 1], [1, 2, 3, 4]) == (0.0, -1.0, 1.0)
+
+
+def test_equal_calls_are_found_between_two_thresholds():
+    plain = [graded(sd(6), 3000, 40, 0), graded(nsd(6), 2600, 20, 0)]
+    found = at_equal_calls(graded(nsd(6, cap=0.1), 3000, 30, 0), plain)
+    assert found.value == pytest.approx(0.05) and found.low > 0  # half of 400 answers of 4,000
+    assert at_equal_calls(graded(nsd(6, cap=0.1), 3000, 41, 0), plain) is None
+
+
+def test_the_shape_of_table_1_comes_first_and_names_what_was_reached(book):
+    text = report(book, About("Run for a test.", {}, 0))
+    assert text.index("## The shape of Table 1") < text.index("## Claims")
+    shown = cells_of(text, "## The shape of Table 1", "separate model, matched, K=6")
+    assert shown["over SD"] == "2.00" and shown["n"] == "300" and shown["τ of NSD"] == "4.00"
+    cells = [Measured(replace(m.cell, target="x-low"), m.rows) for m in book.cells.values()]
+    text = report(Book(cells), About("", {"x-low": {"parameters": "3", "training": "", "accuracy": 0.61}}, 0))
+    assert "x-low 61% (aim 50%)" in text
 
 
 def test_the_matrix_has_what_the_paper_has():
     names = ("draft-model:matched", "draft-model:mismatched", "eagle3:matched", "nemotron:matched", "dflash:mismatched")
     drafters = {f"{t}/{name}": "x" for t in ("t-low", "t-high") for name in (*names, "mtp:matched")}
-    cells = matrix(Manifest({"t-low": "x", "t-high": "x"}, drafters, {}))
+    wanted = matrix(Manifest({"t-low": "x", "t-high": "x"}, drafters, {}))
+    cells = [one.cell for one in wanted]
     assert len(cells) == len(set(cells)) == len({cell.key for cell in cells})
     assert {cell.seed for cell in cells} == {0, 1, 2, 3, 4}
     for drafter in {name.partition("/")[2] for name in drafters}:
@@ -144,6 +200,7 @@ def test_the_matrix_has_what_the_paper_has():
         deep = drafter.startswith(("draft", "nemotron", "mtp"))
         assert {cell.task for cell in mine} == {"mini-math", "mini-code"}
         assert {cell.arm.theta for cell in mine} >= set(THETAS if deep else [0.95])
+        assert any(cell.arm.rule == "fading-nsd" for cell in mine) == deep
         native = drafter.startswith(("nemotron", "dflash"))
         assert any(cell.arm.rule == "sample-and-match" for cell in mine) == native
         assert (len({dict(cell.arm.numbers).get("max_deviation") for cell in mine}) >= 4) == deep
@@ -153,6 +210,11 @@ def test_the_matrix_has_what_the_paper_has():
     plain = {(cell.arm.temperature, cell.arm.top_p) for cell in cells if cell.drafter is None}
     assert plain == {(1, 1), (0, 1), (1, 0.95)}
     assert {cell.target for cell in cells} == {"t-low", "t-high"}
+    groups = list(dict.fromkeys(one.group for one in wanted))
+    assert groups[:4] == ["table 1", "thresholds", "second task", "caps"]
+    scale = Scale(count=4096, others=512)
+    assert {scale.of(one) for one in wanted if one.group in groups[:2]} == {4096}
+    assert {scale.of(one) for one in wanted if one.group not in groups[:2]} == {512}
 
 
 @pytest.fixture
@@ -191,8 +253,11 @@ def test_a_killed_run_of_the_matrix_goes_on_and_reports(folder, tmp_path):
         pass
 
     def watch(line):
-        if line.startswith("cell 5/"):
+        told.append(line)
+        if sum(one.startswith("done: ") for one in told) == 4:
             raise Killed
+
+    told = []
 
     with pytest.raises(Killed):
         measure(manifest, run, scale, True, None, watch)
@@ -201,8 +266,8 @@ def test_a_killed_run_of_the_matrix_goes_on_and_reports(folder, tmp_path):
     told = []
     measure(manifest, run, scale, True, None, told.append)
     assert all((run / "cells" / name).read_bytes() == content for name, content in half.items())
-    assert told[0].startswith("cell 5/") and re.search(r"about \d+ min left", told[1])
-    cells = matrix(manifest, ("mini-math",), quick=True)
+    cells = [one.cell for one in matrix(manifest, ("mini-math",), quick=True)]
+    assert told[0].startswith(f"{len(cells) - 4} cells to measure") and re.search(r"about \d+ min left of all", told[1])
     assert {m.cell for m in stored(run)} == set(cells)
     write_report(manifest, run, scale, tmp_path / "out.md", "Run for a test.")
     text = (tmp_path / "out.md").read_text()
@@ -210,7 +275,7 @@ def test_a_killed_run_of_the_matrix_goes_on_and_reports(folder, tmp_path):
     assert f"{sum(r['blocks'] for r in row.rows) / sum(r['output_tokens'] - 1 for r in row.rows):.4f}" in text
     again = []
     measure(manifest, run, scale, True, None, again.append)
-    assert again == []
+    assert again == ["0 cells to measure, about 0 min"]
 
 
 def test_minutes_end_a_run_early(folder):

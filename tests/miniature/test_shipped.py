@@ -79,7 +79,7 @@ def test_the_shipped_set_is_small_and_whole():
 def test_a_killed_process_goes_on_with_the_same_command(tmp_path):
     """SIGKILL between two groups of a cell; the resumed process leaves what an undisturbed one leaves."""
     command = [sys.executable, "-m", "benchmarks.miniature", "--quick", "--tasks", "mini-math", "--count", "192"]
-    command += ["--threads", "1", "--minutes", "0.001", "--work", str(tmp_path)]
+    command += ["--workers", "1", "--minutes", "0.001", "--work", str(tmp_path)]
     where = {"cwd": Path(__file__).parents[2], "env": {**os.environ, "PYTHONPATH": "src"}}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, **where)
     cell = wait_for(lambda: next((p for p in tmp_path.glob("cells/*AR*.jsonl") if len(read_rows(p)) == 128), None))

@@ -22,7 +22,8 @@ def train(
     model: o.Model = "smollm2-135m",
     kind: Annotated[str, typer.Option("--kind", help="eagle3, dspark, dflash, mtp or draft-model.")] = "eagle3",
     prompts: Annotated[
-        Path | None, typer.Option("--prompts", help="JSONL with a prompt per line.", rich_help_panel=_TEXT)
+        Path | None,
+        typer.Option("--prompts", help="JSONL with a prompt per line, and a response if given.", rich_help_panel=_TEXT),
     ] = None,
     exclude: Annotated[
         list[Path] | None,
@@ -61,6 +62,7 @@ def train(
         typer.Option("--layers", help="Layers of the drafter (1; blocks and models 2).", rich_help_panel=_RUN),
     ] = None,
     block: Annotated[int, typer.Option("--block", help="Proposals of a block.", rich_help_panel=_RUN)] = 7,
+    anchors: Annotated[int, typer.Option("--anchors", help="Blocks of a text in a step.", rich_help_panel=_RUN)] = 64,
     rank: Annotated[int, typer.Option("--rank", help="Rank of DSpark's Markov head.", rich_help_panel=_RUN)] = 64,
     width: Annotated[
         int | None, typer.Option("--width", help="Width of a draft model (half the target's).", rich_help_panel=_RUN)
@@ -75,6 +77,10 @@ def train(
     warm_up_share: Annotated[
         float, typer.Option("--warm-up-share", help="Time with cross-entropy alone.", rich_help_panel=_RUN)
     ] = 0.35,
+    labels: Annotated[
+        str,
+        typer.Option("--labels", help="target (its law) or text (the text's own next token).", rich_help_panel=_RUN),
+    ] = "target",
     peak: Annotated[float, typer.Option("--peak", help="Highest learning rate.", rich_help_panel=_RUN)] = 1.5e-3,
     batch: Annotated[int, typer.Option("--batch", help="Chats per step.", rich_help_panel=_RUN)] = 8,
     seed: o.Seed = 0,
@@ -106,11 +112,13 @@ def train(
         text=text,
         layers=0 if layers is None else layers,
         block=block,
+        anchors=anchors,
         rank=rank,
         width=width or 0,
         init=init,
         depth_shares=_numbers(depth_shares, "--depth-shares", "0,0.2,0.8"),
         warm_up_share=warm_up_share,
+        labels=labels,
         peak=peak,
         batch=batch,
         dtype=dtype,
@@ -148,7 +156,7 @@ def _check(options: Any, layers: int | None, width: int | None) -> None:
     from nsd.errors import ConfigError
     from nsd.train.schedule import depth_shares
 
-    names = ("text_tokens", "steps", "workers", "draft_vocab", "batch", "rows", "positions", "block", "rank")
+    names = ("text_tokens", "steps", "workers", "draft_vocab", "batch", "rows", "positions", "block", "anchors", "rank")
     limits = {name: getattr(options, name) for name in names}
     limits |= {name: value for name, value in (("layers", layers), ("width", width)) if value is not None}
     for name, value in limits.items():

@@ -30,7 +30,7 @@ from nsd.train.layer import Layer
 from nsd.train.student import Rows, Weighted
 
 ANCHORS = 64
-"""Anchors of a row that one pass takes."""
+"""Anchors of a row that one pass takes, if no other number is asked for."""
 
 W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
 CONFIDENCE, CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.proj.bias"
@@ -60,6 +60,7 @@ class BlockStudent(Weighted):
             shapes |= {CONFIDENCE: (1, hidden + rank), CONFIDENCE_BIAS: (1,)}
         super().__init__(shapes)
         self.kind, self.config, self.mask, self.limit, self.rank = kind, config, mask, block, rank
+        self.anchors = ANCHORS
         self.first = 0 if kind == "dspark" else 1
         self.by_id = (W2,) if kind == "dspark" else ()
         self.rotary = Rotary(config, torch.device("cpu"))
@@ -100,14 +101,14 @@ class BlockStudent(Weighted):
         return functional.binary_cross_entropy_with_logits(sure, kept)
 
     def rows(self, batch: Batch, embedding: Tensor, depths: int, wanted: int, key: str | None) -> list[Rows]:
-        """Rows of each slot; with a key, up to ANCHORS anchors of every row, else all."""
+        """Rows of each slot; with a key, up to `anchors` anchors of every row, else all."""
         masks = [chain_mask(batch.kinds, depth, wanted) for depth in range(1, depths + 1)]
         length = batch.kinds.shape[1]
         with self.products():
             context = self._context(batch.taps)
         parts: list[list[Rows]] = [[] for _ in range(depths)]
         start = torch.arange(len(batch.kinds)).unsqueeze(-1) * length
-        for places, real in _anchors(masks[0], key):
+        for places, real in _anchors(masks[0], key, self.anchors):
             with self.products():
                 x = self._block(batch.tokens.gather(1, places + 1), places, context, embedding)
             states = self.normed(x)
@@ -167,8 +168,8 @@ class _Sight:
         return mixed.permute(0, 3, 4, 1, 2, 5).reshape(batch, blocks, size, -1)
 
 
-def _anchors(good: Tensor, key: str | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Positions [B, A] before anchors and which of them count, in groups of up to ANCHORS: drawn by a key, or all."""
+def _anchors(good: Tensor, key: str | None, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Positions [B, A] before anchors and which of them count, drawn by a key, `most` of a row, or all in groups."""
     length = good.shape[1]
     if key is None:
         for first in range(0, length, ANCHORS):
@@ -178,7 +179,7 @@ def _anchors(good: Tensor, key: str | None) -> Iterator[tuple[Tensor, Tensor]]:
         return
     generator = torch.Generator().manual_seed(random.Random(key).randrange(2**62))
     lots = torch.rand(good.shape, generator=generator).masked_fill(~good, -1.0)
-    best, places = lots.topk(min(ANCHORS, length), 1)
+    best, places = lots.topk(min(most, length), 1)
     yield places, best >= 0
 
 

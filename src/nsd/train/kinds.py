@@ -87,6 +87,7 @@ def _fresh(target: Target, plan: Plan, ids: Tensor, mask: int) -> Student:
     if plan.kind in BLOCKS:
         config = block_config(_decoder(target), plan.layers)
         block = BlockStudent(plan.kind, config, len(plan.taps), plan.block, mask, (target.vocab, len(ids)), plan.rank)
+        block.anchors = plan.anchors
         block.start_from(_last_layers(target, replace(config, qk_norm=False), plan.layers), _final_norm(target))
         return block
     if plan.kind == "mtp":

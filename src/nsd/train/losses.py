@@ -146,3 +146,16 @@ def target_law(states: Tensor, head: Tensor, lse: Tensor, cold: Tensor) -> Tenso
         z = functional.linear(states[rows].to(head.dtype), head).float() * cold[rows, None]
         p[rows] = (z - lse[rows, None]).exp_()
     return p
+
+
+def text_law(tokens: Tensor, ids: Tensor) -> Tensor:
+    """One at the text's next token: tokens [B, T + 1] -> [B T, n] bfloat16 over the draft vocabulary ids [n].
+
+    A token outside the draft vocabulary has a row of zeros, as it has no mass in `target_law`.
+    """
+    following = tokens[:, 1:].flatten()
+    place = torch.searchsorted(ids, following).clamp(max=len(ids) - 1)
+    known = ids[place] == following
+    law = torch.zeros(len(following), len(ids), dtype=torch.bfloat16)
+    law[known, place[known]] = 1.0
+    return law

@@ -20,7 +20,8 @@ class Plan:
     prompts_digest and excluded_digests are sha256 of files given (None, empty: none), init_digest that of the weights
     the run starts from. kind names the mechanism; layers are the drafter's; block (proposals), rank (of the Markov
     head) and width (of a separate model) belong to some kinds and are 0 elsewhere. warm_up_share is the share of time
-    with cross-entropy alone; one_turn ends a chat with its first answer.
+    with cross-entropy alone; one_turn ends a chat with its first answer. labels: what is learned at each place, the
+    target's law or the text's next token; anchors: blocks of a text that one step trains.
     """
 
     target: str
@@ -49,6 +50,8 @@ class Plan:
     rank: int = 0
     width: int = 0
     one_turn: bool = False
+    labels: str = "target"
+    anchors: int = 64
 
     @property
     def schedule(self) -> Schedule:

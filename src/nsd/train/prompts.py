@@ -14,11 +14,20 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from nsd.errors import ConfigError
 
 HELD_OUT_SHARE = 0.05
 """Share of a file of one's own that is set aside, by the hash of each prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A prompt whose answer is given too: the target reads it and writes nothing."""
+
+    prompt: str
+    response: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,12 @@ def fill(chance: random.Random) -> str:
 
 def read_prompts(path: Path) -> list[str]:
     """Prompts from a JSONL file: a string, or an object with `prompt` or `text`, per line. Raises ConfigError."""
-    prompts = []
+    return [prompt for prompt, _ in read_texts(path)]
+
+
+def read_texts(path: Path) -> list[tuple[str, str | None]]:
+    """Prompts as `read_prompts`, each with the `response` beside it, None where there is none. Raises ConfigError."""
+    texts: list[tuple[str, str | None]] = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as problem:
@@ -78,14 +92,31 @@ def read_prompts(path: Path) -> list[str]:
             value = json.loads(line)
         except ValueError as problem:
             raise ConfigError(f"{path}:{number} is not JSON ({problem}), wanted a line such as {{...}}") from None
+        response: Any = None
         if isinstance(value, dict):
-            value = value.get("prompt", value.get("text"))
+            row: dict[str, Any] = value
+            value, response = row.get("prompt", row.get("text")), row.get("response")
         if not isinstance(value, str) or not value.strip():
             raise ConfigError(f'{path}:{number} holds no prompt, wanted a string or {{"prompt": "..."}}')
-        prompts.append(value)
-    if not prompts:
+        if response is not None and (not isinstance(response, str) or not response.strip()):
+            raise ConfigError(
+                f"{path}:{number} holds an empty response, wanted text; leave the field out to have it written"
+            )
+        texts.append((value, response))
+    if not texts:
         raise ConfigError(f"{path} holds no prompts, wanted one per line")
-    return prompts
+    return texts
+
+
+def responses_of(texts: Sequence[tuple[str, str | None]], where: Path) -> dict[str, str]:
+    """Given answers by their prompts. Raises ConfigError for a prompt with two of them."""
+    found: dict[str, str] = {}
+    for prompt, response in texts:
+        if response is not None and found.setdefault(prompt, response) != response:
+            raise ConfigError(
+                f"{where} answers '{prompt[:40]}' in two ways, wanted one response per prompt; remove one"
+            )
+    return found
 
 
 def set_aside(prompts: Sequence[str], share: float = HELD_OUT_SHARE) -> tuple[list[str], HeldOut]:

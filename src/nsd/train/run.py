@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nsd.errors import ConfigError
 from nsd.targets.base import Target
+from nsd.train.block_net import ANCHORS
 from nsd.train.corpus import Corpus, draft_vocabulary
 from nsd.train.curve import draw_curve
 from nsd.train.evaluate import Examiner, Figures
@@ -22,11 +23,11 @@ from nsd.train.export_kinds import export_student
 from nsd.train.guard import Guard, digest, read_excluded
 from nsd.train.kinds import BLOCKS, KINDS, LAYERS, depths_of, ends, mask_id, new_student, target_ends
 from nsd.train.plan import PLAN, Plan, load
-from nsd.train.prompts import HeldOut, built_in_held_out, read_prompts, set_aside
+from nsd.train.prompts import HeldOut, built_in_held_out, read_texts, responses_of, set_aside
 from nsd.train.schedule import CROSS_ENTROPY, SHARES, Schedule, Stage, depth_shares, stages, stages_of
 from nsd.train.student import Student
 from nsd.train.text import ShardPlan
-from nsd.train.trainer import LOG, Progress, Trainer
+from nsd.train.trainer import LABELS, LOG, Progress, Trainer
 from nsd.train.warm import file_digest, named
 from nsd.train.writing import HELD_OUT, SAMPLED_SHARE, TRAINING, Reopen, Source, Writer, write_all
 
@@ -43,10 +44,11 @@ _GIGA = 1e9
 class Options:
     """What a user asks for. text_tokens and steps are worked out from budget_minutes where that is given.
 
-    kind is one of `nsd.train.kinds.KINDS`; layers are the drafter's (0 = as usual for the kind); block and rank belong
-    to block drafters, width to a separate model (0 = half of the target's). text is another run of the same target
-    whose text is used; one_turn ends every chat with its first answer. init is a run or export to start from;
-    depth_shares are shares of time for depths 1, 2, ...; warm_up_share is that of cross-entropy alone.
+    kind is one of `nsd.train.kinds.KINDS`; layers are the drafter's (0 = as usual for the kind); block, anchors (blocks
+    of a text in one step) and rank belong to block drafters, width to a separate model (0 = half of the target's). text
+    is another run of the same target whose text is used; one_turn ends every chat with its first answer. init is a run
+    or export to start from; depth_shares are shares of time for depths 1, 2, ...; warm_up_share is that of
+    cross-entropy alone. labels "target" has the target's law learned along the text, "text" the text itself.
     """
 
     model: str
@@ -68,6 +70,7 @@ class Options:
     kind: str = "eagle3"
     layers: int = 0
     block: int = 7
+    anchors: int = ANCHORS
     rank: int = 64
     width: int = 0
     text: Path | None = None
@@ -75,6 +78,7 @@ class Options:
     init: Path | None = None
     depth_shares: tuple[float, ...] = tuple(SHARES.values())
     warm_up_share: float = CROSS_ENTROPY
+    labels: str = LABELS[0]
     dtype: str = "auto"
     device: str = "auto"
 
@@ -95,17 +99,17 @@ class Watcher:
 def train(options: Options, target: Target, watcher: Watcher) -> list[Figures]:
     """Train a drafter for a target -> held-out figures of the result, by temperature. Raises one-line errors."""
     options.out.mkdir(parents=True, exist_ok=True)
-    own, held_out = _prompts(options)
+    own, held_out, responses = _prompts(options)
     excluded = [text for path in options.exclude for text in read_excluded(path)]
     guard = Guard([*held_out.prompts, *excluded])
-    guard.require_clean(own, str(options.prompts))
+    guard.require_clean([f"{prompt}\n{responses.get(prompt, '')}" for prompt in own], str(options.prompts))
     taps = default_taps(target.layers)
     stored = options.out if options.text is None else options.text
     writer = Writer.open(target, taps, stored)
-    plan = _plan(options, target, writer, held_out, watcher)
+    plan = _plan(options, target, writer, Apart(held_out, responses), watcher)
     if options.text is None:
         reopen = Reopen(options.model, options.dtype, options.device)
-        source = Source(tuple(own), plan.sampled_share)
+        source = Source(tuple(own), plan.sampled_share, responses)
         write_all(writer, _shard(plan), plan.shards, source, reopen, options.workers, watcher.text)
     corpus = _corpus(stored / TRAINING, plan.shards, guard, target, watcher)
     return _train(options, plan, target, corpus, Corpus.open(stored / HELD_OUT), watcher)
@@ -121,18 +125,35 @@ def default_taps(layers: int) -> tuple[int, ...]:
     return tuple(sorted({2 if early == 1 else early, layers * 4 // 7, layers - 1}))
 
 
-def _prompts(options: Options) -> tuple[list[str], HeldOut]:
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Held-out prompts, and the answers given beside prompts of the file."""
+
+    held_out: HeldOut
+    responses: Mapping[str, str]
+
+
+def _prompts(options: Options) -> tuple[list[str], HeldOut, dict[str, str]]:
+    """Training prompts, held-out ones, and given answers by their prompts. Raises ConfigError."""
+    if options.labels not in LABELS:
+        raise ConfigError(f"--labels is '{options.labels}', wanted {' or '.join(LABELS)}; leave it out for target")
+    if options.labels == "text" and set(options.temperatures) != {1.0}:
+        given = ",".join(f"{t:g}" for t in options.temperatures)
+        raise ConfigError(f"--labels text learns the text as it stands, got --temperatures {given}, wanted 1")
     if options.prompts is None:
-        return [], built_in_held_out()
-    return set_aside(read_prompts(options.prompts))
+        return [], built_in_held_out(), {}
+    texts = read_texts(options.prompts)
+    own, held_out = set_aside([prompt for prompt, _ in texts])
+    return own, held_out, responses_of(texts, options.prompts)
 
 
-def _plan(options: Options, target: Target, writer: Writer, held_out: HeldOut, watcher: Watcher) -> Plan:
+def _plan(options: Options, target: Target, writer: Writer, apart: Apart, watcher: Watcher) -> Plan:
     """The stored plan, or a new one; the held-out text is written first, and is what speeds are measured on."""
+    held_out = apart.held_out
     if (old := load(options.out)) is not None:
         _require_same(old, options, target, held_out)
         if options.text is None:
-            writer.held_out(_held_out_shard(old, held_out), held_out)
+            writer.held_out(_held_out_shard(old, held_out), held_out, apart.responses)
         watcher.note(f"going on with {options.out / PLAN}: {old.shards} shards, {old.schedule.steps} steps")
         return old
     draft = _draft(options, target, writer, held_out)
@@ -140,7 +161,7 @@ def _plan(options: Options, target: Target, writer: Writer, held_out: HeldOut, w
     new_student(target, draft, some, 0, options.init)  # refuses wrong weights before any text is written
     begun = time.perf_counter()
     if options.text is None:
-        writer.held_out(_held_out_shard(draft, held_out), held_out)
+        writer.held_out(_held_out_shard(draft, held_out), held_out, apart.responses)
     plan = _sized(draft, options, target, writer, time.perf_counter() - begun)
     needed = plan.shards * _shard(plan).bytes(target.hidden) / _GIGA
     if options.text is None and needed > options.max_disk:
@@ -186,7 +207,7 @@ def _draft(options: Options, target: Target, writer: Writer, held_out: HeldOut) 
         excluded_digests=tuple(digest(path) for path in options.exclude),
         budget_minutes=options.budget_minutes,
         layers=options.layers or LAYERS[kind],
-        warm_up_share=options.warm_up_share,
+        warm_up_share=1.0 if options.labels == "text" else options.warm_up_share,
         init=None if options.init is None else named(options.init),
         init_digest=None if options.init is None else file_digest(options.init),
         kind=kind,
@@ -194,6 +215,8 @@ def _draft(options: Options, target: Target, writer: Writer, held_out: HeldOut) 
         rank=options.rank if kind == "dspark" else 0,
         width=options.width if kind == "draft-model" else 0,
         one_turn=options.one_turn,
+        labels=options.labels,
+        anchors=options.anchors,
     )
     return plan if options.text is None else _with_text(plan, options.text)
 
@@ -227,6 +250,8 @@ def _require_same(plan: Plan, options: Options, target: Target, held_out: HeldOu
         ("held-out prompts", plan.held_out_digest, held_out.digest),
         ("layers", plan.layers, options.layers or LAYERS[plan.kind]),
         ("weights to start from", plan.init_digest, None if options.init is None else file_digest(options.init)),
+        ("labels", plan.labels, options.labels),
+        ("prompts file", plan.prompts_digest, None if options.prompts is None else digest(options.prompts)),
         ("excluded files", plan.excluded_digests, tuple(digest(path) for path in options.exclude)),
     )
     if options.text is None:
@@ -297,7 +322,7 @@ def _train(
     net, ids = _student(plan, target, corpus, options.init)
     watcher.note(f"draft vocabulary: {len(ids)} ids cover {coverage(held_out, ids):.1%} of held-out tokens")
     borrowed = ends(target, ids)
-    trainer = Trainer(net, borrowed, corpus, plan.schedule, plan.seed, plan.batch)
+    trainer = Trainer(net, borrowed, corpus, plan.schedule, plan.seed, plan.batch, plan.labels)
     if trainer.resume(folder):
         watcher.note(f"resumed at step {trainer.step}")
     embedding, head = target_ends(target)

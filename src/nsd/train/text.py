@@ -1,8 +1,9 @@
 """The target writes its own training text; hidden states are stored while it does, so nothing is computed twice.
 
 Text comes in shards: a rectangle of rows that advance together. Every row is a chat. A user's turn is a prompt, or is
-sampled from the chat template itself; the answer is sampled at the row's temperature; when it ends, another turn
-follows, so that no row ever idles. Shard i depends on the seed and i alone, whoever writes it.
+sampled from the chat template itself. The answer is sampled at the row's temperature, or is given beside the prompt and
+then read as if it had been sampled. When it ends, another turn follows, so that no row ever idles. Shard i depends on
+the seed and i alone, whoever writes it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ import torch
 from torch import Tensor
 
 from nsd.train.chat import Frame
+from nsd.train.prompts import Given
 from nsd.train.stepper import Stepper
 
 FORCED, ASKED, ANSWERED = 0, 1, 2
-"""How a token came about: given, sampled as a user's turn, sampled as an answer."""
+"""How a token came about: given, sampled as a user's turn, sampled as an answer (or given as one)."""
 
 USER_TEMPERATURE = 0.9
 LONGEST_TURN = 40
 """Tokens of a sampled user turn at most."""
 
-PromptSource = Callable[[int, random.Random], str | None]
-"""(row, chance) -> the next user turn, None to have it sampled."""
+PromptSource = Callable[[int, random.Random], str | Given | None]
+"""(row, chance) -> the next user turn, with its answer where that is given; None to have the turn sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,11 @@ class ShardPlan:
 
 @dataclass(slots=True)
 class Row:
-    """One chat on its way: forced ids still to come, who speaks, and whether all is said."""
+    """One chat on its way: forced ids still to come, then those of a given answer; who speaks, whether all is said."""
 
     temperature: float
     forced: list[int] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
     speaker: int = ANSWERED
     spoken: int = 0
     over: bool = False
@@ -97,6 +100,8 @@ class Chats:
                 kinds.append(FORCED)
                 continue
             row.spoken += 1
+            if row.told:
+                token = row.told.pop(0)
             tokens.append(token)
             kinds.append(row.speaker)
             if row.speaker == ASKED:
@@ -113,7 +118,10 @@ class Chats:
     def _turn(self, number: int) -> None:
         """Begin a user's turn."""
         row, prompt = self.rows[number], self.source(number, self.chance)
-        row.spoken = 0
+        row.spoken, row.told = 0, []
+        if isinstance(prompt, Given):
+            end = self.frame.again[0] if self.frame.again else min(self.eos)
+            row.told, prompt = [*self.encode(prompt.response), end], prompt.prompt
         if prompt is None and self.frame.user_end is not None:
             row.speaker = ASKED
             return

@@ -18,7 +18,7 @@ from torch import Tensor
 from nsd.errors import ModelError
 from nsd.train.corpus import Batch, Corpus
 from nsd.train.evaluate import Examiner, Figures
-from nsd.train.losses import head_loss, target_law
+from nsd.train.losses import head_loss, target_law, text_law
 from nsd.train.schedule import Schedule, order
 from nsd.train.student import Student
 from nsd.train.text import ASKED
@@ -26,6 +26,9 @@ from nsd.train.warm import CHECKPOINT
 
 DEPTH_DECAY = 0.8
 """How much less a deeper position counts; drafts there are reached less often."""
+
+LABELS = ("target", "text")
+"""What is learned at each place of a text: the target's law there, or the token that stands there."""
 
 LOG = "log.jsonl"
 SAVE_EVERY, EXAMINE_EVERY = 100, 150
@@ -54,11 +57,14 @@ class Progress:
 
 
 class Trainer:
-    """Weights, optimiser and step; rows per batch."""
+    """Weights, optimiser and step; rows per batch; labels as in LABELS."""
 
-    def __init__(self, net: Student, ends: Ends, corpus: Corpus, schedule: Schedule, seed: int, rows: int = 8) -> None:
+    def __init__(
+        self, net: Student, ends: Ends, corpus: Corpus, schedule: Schedule, seed: int, rows: int = 8,
+        labels: str = LABELS[0],
+    ) -> None:  # fmt: skip
         self.net, self.ends, self.corpus, self.schedule, self.seed = net, ends, corpus, schedule, seed
-        self.rows, self.step = min(rows, len(corpus.rows)), 0
+        self.rows, self.step, self.labels = min(rows, len(corpus.rows)), 0, labels
         matrices = [net[name] for name in net.names if net[name].dim() > 1]
         others = [net[name] for name in net.names if net[name].dim() < 2]
         self.optimiser = torch.optim.AdamW(
@@ -84,7 +90,10 @@ class Trainer:
     def loss(self, batch: Batch, depths: int) -> tuple[Tensor, float]:
         """Loss over a batch at the present step's mix, and 1 - TV at depth 1."""
         cold = batch.cold[:, None].expand_as(batch.lse).flatten()
-        p = target_law(batch.final.flatten(0, 1), self.ends.head, batch.lse.flatten(), cold)
+        if self.labels == "text":
+            p = text_law(batch.tokens, self.ends.ids)
+        else:
+            p = target_law(batch.final.flatten(0, 1), self.ends.head, batch.lse.flatten(), cold)
         head, own, mix = self.net.lent(self.ends.head), self.net.map(), self.schedule.mix(self.step)
         total, first, weights = torch.zeros(()), 0.0, 0.0
         key = f"{self.seed}/chains/{self.step}"

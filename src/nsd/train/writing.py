@@ -5,16 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from nsd.targets.base import Target
 from nsd.train.chat import Frame, frame
-from nsd.train.prompts import HeldOut, fill
+from nsd.train.prompts import Given, HeldOut, fill
 from nsd.train.stepper import Stepper, stepper
 from nsd.train.text import Chats, PromptSource, ShardPlan, write_shard
 
@@ -27,29 +27,39 @@ TRAINING, HELD_OUT = "text", "heldout"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the target is asked: prompts of one's own, or the built-in templates beside turns it samples itself."""
+    """What the target is asked: prompts of one's own, or the built-in templates beside turns it samples itself.
+
+    responses: answers by their prompts, which the target reads instead of writing its own.
+    """
 
     own: tuple[str, ...] = ()
     sampled_share: float = SAMPLED_SHARE
+    responses: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self, _row: int, chance: random.Random) -> str | None:
+    def __call__(self, _row: int, chance: random.Random) -> str | Given | None:
         """The next user turn, None to have it sampled."""
         if self.own:
-            return chance.choice(self.own)
+            return answered(chance.choice(self.own), self.responses)
         return None if chance.random() < self.sampled_share else fill(chance)
+
+
+def answered(prompt: str, responses: Mapping[str, str]) -> str | Given:
+    """The prompt, with its answer where that is given."""
+    return Given(prompt, responses[prompt]) if prompt in responses else prompt
 
 
 class Fixed:
     """Held-out prompts in order: row r begins with prompt r // repeats, and goes on with the next ones."""
 
-    def __init__(self, prompts: Sequence[str], repeats: int) -> None:
+    def __init__(self, prompts: Sequence[str], repeats: int, responses: Mapping[str, str]) -> None:
         self.prompts, self.repeats, self.turns = tuple(prompts), repeats, dict[int, int]()
+        self.responses = responses
 
-    def __call__(self, row: int, _chance: random.Random) -> str:
+    def __call__(self, row: int, _chance: random.Random) -> str | Given:
         """The next prompt of this row."""
         turn = self.turns.get(row, 0)
         self.turns[row] = turn + 1
-        return self.prompts[(row // self.repeats + turn) % len(self.prompts)]
+        return answered(self.prompts[(row // self.repeats + turn) % len(self.prompts)], self.responses)
 
 
 @dataclass(slots=True)
@@ -70,9 +80,9 @@ class Writer:
         """Write training shard `index`, unless it is there."""
         self._write(self.folder / TRAINING, plan, index, source)
 
-    def held_out(self, plan: ShardPlan, held_out: HeldOut) -> None:
+    def held_out(self, plan: ShardPlan, held_out: HeldOut, responses: Mapping[str, str]) -> None:
         """Write the one held-out shard, unless it is there."""
-        self._write(self.folder / HELD_OUT, plan, 0, Fixed(held_out.prompts, len(plan.temperatures)))
+        self._write(self.folder / HELD_OUT, plan, 0, Fixed(held_out.prompts, len(plan.temperatures), responses))
 
     def _write(self, folder: Path, plan: ShardPlan, index: int, source: PromptSource) -> None:
         if (folder / f"{index:04d}.json").is_file():
