@@ -37,11 +37,11 @@ test: lint
 test-long: env-test
 	$(PYTEST) -n $(JOBS) --dist worksteal -m long $(TESTS) || test $$? -eq 5  # 5: no test is marked long
 
-# Engines, one for each proposer, run JOBS at a time with one thread each.
+# Engines, one for each proposer, run JOBS at a time with one thread each; SGLang's kernels want an interpreter that vLLM
+# must not see.
 test-vllm: env-vllm
-	$(VLLM_PYTEST) tests_vllm/kernels
-	TRITON_INTERPRET=1 $(VLLM_PYTEST) tests_vllm/sglang
-	$(VLLM_PYTEST) -n $(JOBS) --dist loadfile tests_vllm/engine tests_vllm/bench
+	TRITON_INTERPRET=1 $(VLLM_PYTEST) -n $(JOBS) tests_vllm/sglang
+	$(VLLM_PYTEST) -n $(JOBS) --dist loadgroup --no-loadscope-reorder tests_vllm/engine tests_vllm/bench tests_vllm/kernels
 
 TRAIN := $(BIN)/python -m nsd train --model smollm2-135m --steps 1600 --seed 0 --workers 2 --threads 2
 drafter: env

@@ -1,211 +1,215 @@
-"""NSD inside vLLM on a CPU, run by vLLM's Python: `python -m benchmarks.vllm_cpu [--quick] [--part NAME] [--out FILE]`.
+"""NSD inside vLLM on a CPU, run by vLLM's Python: `python -m benchmarks.vllm_cpu [--part NAME] [--rounds N] [--quick]`.
 
-Several engines are alive at once and asked in turn, so that arms share whatever else the machine does:
+Engines stay alive and are asked in turn, so that arms share whatever else the machine does:
 
 - idle: the plugin loaded and theta 0, over vLLM without it (the CPU's expand bug cured in both); goal: 2% at most
 - speed: tokens/s of NSD over exact speculation at batch 1, 4 and 16, same drafter, drafts sampled and greedy (greedy
   drafts are point masses, against which exact speculation accepts less than it could), and without speculation
 - decision: milliseconds of the plugin's decision beside vLLM's own sampling of the same rows
-- agreement: tau of the shipped drafter in vLLM against this project's own loop, at least 1,500 blocks an arm
+- structured: 50 JSON answers, valid or not (also `python -m benchmarks.vllm_structured`)
 
-make env-vllm; . .venv-vllm/bin/activate; python -m benchmarks.vllm_cpu --out docs/results/vllm_cpu.md
+About 14 minutes on two quiet cores. Every answer is kept in --keep at once: a run that was stopped goes on where it
+was, and more --rounds add to it. Intervals are 95% bootstraps over rounds, arms paired. Whether the drafter drafts as
+in this project's own loop: `python -m benchmarks.vllm_agreement`.
+
+make env-vllm; . .venv-vllm/bin/activate; python -m benchmarks.vllm_cpu
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks import vllm_agreement, vllm_decision
-from benchmarks.vllm_live import Batch, Live
-from nsd.drafters.exported import exported_folder
-from nsd.targets.smollm2 import smollm2_folder
+import numpy as np
+
+from benchmarks import vllm_decision, vllm_structured
+from benchmarks.vllm_live import Live
+from benchmarks.vllm_pair import CHAT, Engines, Kept, machine
+from nsd.bench.stats import Spread, Totals, ratio
 from nsd.train.prompts import built_in_held_out
 
 K, THETA = 3, 0.95
 BATCHES = (1, 4, 16)
-CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-CURE = Path(__file__).parents[1] / "tests_vllm" / "plugins"
-WITH = {"VLLM_PLUGINS": "nsd"}
-WITHOUT = {"VLLM_PLUGINS": "expand_cure", "PYTHONPATH": str(CURE)}
-Work = Callable[[argparse.Namespace, Path], list[str]]
+DRAFTINGS = ("probabilistic", "greedy")
+MOST_SLOWER = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was asked for on the command line, and where answers are kept."""
+
+    rounds: int
+    tokens: int
+    threads: int
+    temperature: float
+    quick: bool
+    kept: Kept
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """An engine, started when it is first needed, and NSD's fields of every request (None without the plugin)."""
+
+    engine: Callable[[], Live]
+    fields: Mapping[str, float] | None = None
+
+
+def idle(asked: Settings) -> list[str]:
+    """The plugin at theta 0 against vLLM without it, at batch 4, turn by turn; twice the rounds, for 2% is little."""
+    with Engines(K, asked.threads) as engines:
+        arms = {
+            "with": Arm(lambda: engines.get(plugin=True), {"nsd_theta": 0.0}),
+            "without": Arm(lambda: engines.get(plugin=False)),
+        }
+        found = _in_turn(asked, "idle", 4, 2 * asked.rounds, arms)
+    slower = ratio(found["without"], found["with"])
+    rates = " | ".join(f"{found[name].fraction:.1f}" for name in arms)
+    goal = "met" if slower.value - 1 <= MOST_SLOWER else "missed"
+    return [
+        "| tokens/s, plugin at theta 0 | tokens/s, no plugin | slower by | rounds | goal |",
+        "|---|---|---|---|---|",
+        f"| {rates} | {_shown(slower, lambda r: f'{r - 1:+.1%}')} | {slower.n} | {goal} ({MOST_SLOWER:.0%} at most) |",
+    ]
+
+
+def speed(asked: Settings) -> list[str]:
+    """NSD over exact speculation, by batch and by how drafts are drawn."""
+    lines = [
+        "| drafts | batch | plain, tokens/s | SD | NSD | NSD over SD | SD over plain | tau SD | tau NSD |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    with Engines(K, asked.threads) as engines:
+        for drafting in DRAFTINGS:
+
+            def drafter(drafting: str = drafting) -> Live:
+                return engines.get(drafting)
+
+            for size in BATCHES:
+                arms = {
+                    "plain": Arm(lambda: engines.get(None)),
+                    "sd": Arm(drafter, {"nsd_theta": 0.0}),
+                    "nsd": Arm(drafter, {"nsd_theta": THETA}),
+                }
+                name = f"speed {drafting} {size}"
+                found = _in_turn(asked, name, size, asked.rounds, arms)
+                taus = [_tau(asked, name, arm) for arm in ("sd", "nsd")]
+                rates = [f"{found[arm].fraction:.1f}" for arm in arms]
+                gain, base = ratio(found["nsd"], found["sd"]), ratio(found["sd"], found["plain"])
+                lines.append(
+                    f"| {drafting} | {size} | {' | '.join(rates)} | {_shown(gain, lambda r: f'{r:.2f}x')} "
+                    f"| {_shown(base, lambda r: f'{r:.2f}x')} | {taus[0]:.2f} | {taus[1]:.2f} |"
+                )
+    return lines
+
+
+def decision(asked: Settings) -> list[str]:
+    """The decision beside vLLM's own sampling."""
+    rows: list[str] = asked.kept.get(
+        "decision", lambda: vllm_decision.table(BATCHES, K, THETA, 5 if asked.quick else 30, asked.threads)
+    )
+    return rows
+
+
+def structured(asked: Settings) -> list[str]:
+    """JSON answers."""
+    with Engines(K, asked.threads, **vllm_structured.XGRAMMAR) as engines:
+        return vllm_structured.run(engines, asked.kept, 5 if asked.quick else 50)
+
+
+PARTS: Mapping[str, Callable[[Settings], list[str]]] = {
+    "idle": idle,
+    "speed": speed,
+    "decision": decision,
+    "structured": structured,
+}
+
+
+def _in_turn(asked: Settings, name: str, size: int, rounds: int, arms: Mapping[str, Arm]) -> dict[str, Totals]:
+    """Tokens and seconds of each arm by round; who begins changes from round to round."""
+    names = list(arms)
+    warm: set[str] = set()
+    for turn in range(1, rounds + 1):
+        first = turn % len(names)
+        for arm in (*names[first:], *names[:first]):
+
+            def once(arm: str = arm, turn: int = turn) -> list[float]:
+                engine, own = arms[arm].engine(), arms[arm].fields
+                if arm not in warm:  # the first answer of an engine warms it up
+                    warm.add(arm)
+                    engine.ask(_requests(asked, size, 0, own))
+                batch = engine.ask(_requests(asked, size, turn, own))
+                return [batch.tokens, batch.seconds, sum(map(sum, batch.accepted)), sum(map(len, batch.accepted))]
+
+            asked.kept.get(f"{name} {arm} {turn}", once)
+    return {arm: _totals(asked.kept.series(f"{name} {arm}")) for arm in names}
+
+
+def _totals(rounds: Sequence[Sequence[float]]) -> Totals:
+    told = np.asarray(rounds, dtype=np.float64)
+    return Totals(told[:, 0], told[:, 1])
+
+
+def _tau(asked: Settings, name: str, arm: str) -> float:
+    told = np.asarray(asked.kept.series(f"{name} {arm}"))
+    return float(1 + told[:, 2].sum() / told[:, 3].sum())
+
+
+def _shown(spread: Spread, write: Callable[[float], str]) -> str:
+    """The value, with its interval where there are rounds enough for one."""
+    one = spread.estimate()
+    value = write(spread.value)
+    return value if one.low is None or one.high is None else f"{value} [{write(one.low)}, {write(one.high)}]"
+
+
+def _requests(asked: Settings, size: int, turn: int, own: Mapping[str, float] | None) -> Sequence[dict[str, Any]]:
+    """A batch of held-out prompts as chats; the same for every arm of a turn."""
+    prompts = built_in_held_out().prompts
+    base = {"temperature": asked.temperature, "max_tokens": asked.tokens, "ignore_eos": True}
+    more = {} if own is None else {"extra_args": dict(own)}
+    return [
+        {
+            "prompt": CHAT.format(prompts[(turn * size + i) % len(prompts)]),
+            "params": base | {"seed": turn * size + i} | more,
+        }
+        for i in range(size)
+    ]
 
 
 def main() -> None:
     """Run the parts asked for and write one Markdown page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=sorted(PARTS), action="append", help="repeatable; default: all")
-    parser.add_argument("--rounds", type=int, default=8, help="times that each arm is asked")
-    parser.add_argument("--tokens", type=int, default=96, help="tokens of each answer")
-    parser.add_argument("--blocks", type=int, default=1500, help="least blocks of each arm of the agreement")
+    parser.add_argument("--rounds", type=int, default=5, help="times that each arm is asked")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--quick", action="store_true", help="two rounds of short answers, 100 blocks")
+    parser.add_argument("--keep", type=Path, default=Path("runs/vllm_cpu.json"), help="what was measured already")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/vllm_cpu.md"), help="the page")
+    parser.add_argument("--quick", action="store_true", help="one round of short answers; nothing is kept or written")
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.tokens, options.blocks = 2, 24, 100
-    lines = _head(options)
-    with tempfile.TemporaryDirectory() as folder:
-        for name in options.part or PARTS:
-            lines += ["", f"## {name}", "", *PARTS[name](options, Path(folder))]
-            print("\n".join(lines), flush=True)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _head(options: argparse.Namespace) -> list[str]:
-    import torch
-    import vllm
-
-    import nsd
-
-    command = " ".join(["python -m benchmarks.vllm_cpu", *sys.argv[1:]])
-    return [
+        options.rounds, options.tokens, options.keep, options.out = 1, 16, None, None
+    told = machine(options.threads)
+    facts = {"machine": told[12:], "tokens": options.tokens, "temperature": options.temperature}
+    kept = Kept(options.keep, facts)
+    asked = Settings(options.rounds, options.tokens, options.threads, options.temperature, options.quick, kept)
+    lines = [
         "# NSD inside vLLM on a CPU",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {options.threads} threads, vLLM {vllm.__version__}, "
-        f"torch {torch.__version__}, nsd {nsd.__version__}: `{command}`. SmolLM2-135M-Instruct in bfloat16, the "
-        f"shipped EAGLE-3 drafter, K = {K}, temperature {options.temperature:g}, {options.tokens} tokens an answer.",
+        f"{told}: `{' '.join(['python -m benchmarks.vllm_cpu', *sys.argv[1:]])}`. smollm2-135m in bfloat16, its "
+        f"shipped EAGLE-3 drafter, K = {K}, theta {THETA}, temperature {options.temperature:g}, "
+        f"{options.tokens} tokens an answer; brackets are 95% bootstrap intervals over rounds, arms paired.",
     ]
-
-
-def idle(options: argparse.Namespace, folder: Path) -> list[str]:
-    """The plugin at theta 0 against vLLM without it."""
-    seconds: dict[str, list[float]] = {"with": [], "without": []}
-    with (
-        _alive(options, folder, "probabilistic", WITH) as mine,
-        _alive(options, folder, "probabilistic", WITHOUT) as theirs,
-    ):
-        for turn in range(options.rounds + 1):
-            arms = [("with", mine), ("without", theirs)]
-            for name, engine in arms if turn % 2 else arms[::-1]:
-                asked = {"nsd_theta": 0.0} if name == "with" else None
-                batch = engine.ask(_requests(options, 4, turn, asked))
-                if turn:  # the first answer of an engine warms it up
-                    seconds[name].append(batch.seconds / batch.tokens)
-    ratios = [a / b - 1 for a, b in zip(seconds["with"], seconds["without"], strict=True)]
-    rates = {name: 1 / median(values) for name, values in seconds.items()}
-    return [
-        "| tokens/s, plugin at theta 0 | tokens/s, no plugin | slower by, median of pairs | least, most | goal |",
-        "|---|---|---|---|---|",
-        f"| {rates['with']:.1f} | {rates['without']:.1f} | {median(ratios):+.1%} "
-        f"| {min(ratios):+.1%}, {max(ratios):+.1%} "
-        f"| {'met' if median(ratios) <= 0.02 else 'missed'} (2%) |",
-    ]
-
-
-def speed(options: argparse.Namespace, folder: Path) -> list[str]:
-    """NSD over exact speculation, by batch and by how drafts are drawn."""
-    lines = [
-        "| drafts | batch | plain, tokens/s | SD | NSD | NSD over SD | SD over plain | tau SD | tau NSD |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    with _alive(options, folder, None, WITH) as plain:
-        for drafting in ("probabilistic", "greedy"):
-            with _alive(options, folder, drafting, WITH) as engine:
-                arms: Mapping[str, tuple[Live, dict[str, float] | None]] = {
-                    "plain": (plain, None),
-                    "sd": (engine, {"nsd_theta": 0.0}),
-                    "nsd": (engine, {"nsd_theta": THETA}),
-                }
-                lines += [_speed_row(options, drafting, size, arms) for size in BATCHES]
-    return lines
-
-
-def _speed_row(
-    options: argparse.Namespace, drafting: str, size: int, arms: Mapping[str, tuple[Live, dict[str, float] | None]]
-) -> str:
-    found: dict[str, list[Batch]] = {name: [] for name in arms}
-    names = list(arms)
-    for turn in range(options.rounds + 1):
-        for name in (*names[turn % 3 :], *names[: turn % 3]):
-            engine, asked = arms[name]
-            batch = engine.ask(_requests(options, size, turn, asked))
-            if turn:
-                found[name].append(batch)
-    rates = {name: [batch.tokens / batch.seconds for batch in mine] for name, mine in found.items()}
-    gain = median(a / b for a, b in zip(rates["nsd"], rates["sd"], strict=True))
-    base = median(a / b for a, b in zip(rates["sd"], rates["plain"], strict=True))
-    taus = [sum(batch.tau for batch in found[name]) / options.rounds for name in ("sd", "nsd")]
-    shown = [f"{median(rates[name]):.1f}" for name in names]
-    return f"| {drafting} | {size} | {' | '.join(shown)} | {gain:.2f}x | {base:.2f}x | {taus[0]:.2f} | {taus[1]:.2f} |"
-
-
-def decision(options: argparse.Namespace, folder: Path) -> list[str]:
-    """The decision beside vLLM's own sampling."""
-    return vllm_decision.table(BATCHES, K, THETA, 5 if options.quick else 50, options.threads)
-
-
-def agreement(options: argparse.Namespace, folder: Path) -> list[str]:
-    """The shipped drafter here and there."""
-    with _alive(options, folder, "probabilistic", WITH) as live:
-        return vllm_agreement.table(vllm_agreement.measure(live, options.blocks, 6 if options.quick else None))
-
-
-PARTS: Mapping[str, Work] = {"idle": idle, "speed": speed, "decision": decision, "agreement": agreement}
-
-
-@contextmanager
-def _alive(
-    options: argparse.Namespace, folder: Path, drafting: str | None, environment: Mapping[str, str]
-) -> Iterator[Live]:
-    """An engine with the shipped drafter (none without drafting) until the block ends."""
-    settings: dict[str, Any] = {
-        "model": str(smollm2_folder()),
-        "dtype": "bfloat16",
-        "max_model_len": 512,
-        "max_num_seqs": max(BATCHES),
-        "enforce_eager": True,
-        "enable_prefix_caching": False,
-        "disable_log_stats": False,
-        "per_request_spec_decode_metrics": "detailed",
-    }
-    if drafting is not None:
-        settings["speculative_config"] = {
-            "method": "eagle3",
-            "model": str(exported_folder()),
-            "num_speculative_tokens": K,
-            "draft_sample_method": drafting,
-        }
-    fixed = {
-        "OMP_NUM_THREADS": str(options.threads),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CACHE_ROOT": str(folder / "vllm"),
-        "HF_HUB_OFFLINE": "1",
-    }
-    live = Live(settings, fixed | dict(environment), folder / "engine.log")
-    try:
-        yield live
-    finally:
-        live.close()
-
-
-def _requests(
-    options: argparse.Namespace, size: int, turn: int, asked: Mapping[str, float] | None
-) -> Sequence[dict[str, Any]]:
-    """A batch of held-out prompts as chats; the same for every arm of a turn."""
-    prompts = built_in_held_out().prompts
-    base = {"temperature": options.temperature, "max_tokens": options.tokens, "ignore_eos": True}
-    own = {} if asked is None else {"extra_args": dict(asked)}
-    return [
-        {
-            "prompt": CHAT.format(prompts[(turn * size + i) % len(prompts)]),
-            "params": base | {"seed": turn * size + i} | own,
-        }
-        for i in range(size)
-    ]
+    for name in options.part or PARTS:
+        lines += ["", f"## {name}", "", *PARTS[name](asked)]
+        print("\n".join(lines[-20:]), flush=True)
+        if options.out:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """A vLLM engine kept alive in a process of its own, so that several can be asked in turn within one run.
 
-`Live(settings, environment, log)` starts it, `ask(requests)` answers a batch, `close()` ends it. The child reads a JSON
-line for each batch and writes one back through a pipe of its own; the rest goes to the log. All requests of a batch
-wait until the last has arrived, so a batch's time is that of decoding it together.
+`Live(settings, environment, log)` starts it, `ask(requests)` answers a batch, `ledger()` gives NSD's counts since the
+start, `close()` ends it. The child reads a JSON line for each and writes one back through a pipe of its own; the rest
+goes to the log. All requests of a batch wait until the last has arrived, so a batch's time is that of decoding it
+together.
 
 Uses of vLLM (>= 0.32): LLM.enqueue, LLM.wait_for_completion, the engine core's pause_scheduler and resume_scheduler.
 """
@@ -22,17 +23,21 @@ from pathlib import Path
 from typing import Any
 
 Request = Mapping[str, Any]
-"""prompt (text, or prompt_token_ids) and params (of vllm.SamplingParams)."""
+"""prompt (text, or prompt_token_ids) and params (of vllm.SamplingParams; `json_schema` asks for structured output)."""
+LEDGER = "ledger"
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Seconds from first to last step; ids of each request; how many were accepted and drafted in each of its steps."""
+    """Seconds from first to last step; of each request its ids, its text, why it ended ("stop", "length"), and how many
+    were accepted and drafted in each of its steps."""
 
     seconds: float
     ids: list[list[int]]
     accepted: list[list[int]]
     drafted: list[list[int]]
+    texts: list[str]
+    ends: list[str]
 
     @property
     def tokens(self) -> int:
@@ -72,6 +77,12 @@ class Live:
         self._say([dict(request) for request in requests])
         return Batch(**self._hear())
 
+    def ledger(self) -> dict[str, float]:
+        """NSD's totals since the engine started (nsd.engines.vllm.metrics); needs the plugin."""
+        self._say(LEDGER)
+        told: dict[str, float] = self._hear()
+        return told
+
     def close(self) -> None:
         """End the engine and all its processes."""
         with suppress(ProcessLookupError):
@@ -92,7 +103,7 @@ class Live:
 
 
 def _serve(answers: Any) -> None:
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     llm = LLM(**json.loads(sys.stdin.readline()))
     core = llm.llm_engine.engine_core
@@ -100,8 +111,12 @@ def _serve(answers: Any) -> None:
     answers.flush()
     for line in sys.stdin:
         requests = json.loads(line)
+        if requests == LEDGER:
+            answers.write(json.dumps(_ledger(llm)) + "\n")
+            answers.flush()
+            continue
         core.call_utility("pause_scheduler", "keep", False)
-        params = [SamplingParams(**request["params"]) for request in requests]
+        params = [_params(request["params"]) for request in requests]
         llm.enqueue([request["prompt"] for request in requests], params, use_tqdm=False)
         started = time.monotonic()
         core.call_utility("resume_scheduler")
@@ -112,9 +127,27 @@ def _serve(answers: Any) -> None:
             "ids": [list(output.token_ids) for output in outputs],
             "accepted": [[] if spec is None else spec.per_step_accepted for spec in told],
             "drafted": [[] if spec is None else spec.per_step_drafted for spec in told],
+            "texts": [output.text for output in outputs],
+            "ends": [output.finish_reason for output in outputs],
         }
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def _params(given: dict[str, Any]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    schema = given.pop("json_schema", None)
+    own = {} if schema is None else {"structured_outputs": StructuredOutputsParams(json=schema)}
+    return SamplingParams(**given, **own)
+
+
+def _ledger(llm: Any) -> dict[str, float]:
+    from nsd.engines.vllm.frontend import report
+
+    totals: dict[str, float] = report(llm)["totals"]
+    return totals
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 A job has `engine` (arguments of vllm.LLM), `ledger` (whether to read NSD's) and `batches`, each a list of requests with
 `prompt` and `params` (SamplingParams; `json_schema` in it asks for structured output). The result has, for every
-batch, its seconds and for every request its token ids, text, logprobs, and how many ids vLLM says were accepted and
-drafted in each step; and the counters of speculation and the totals of NSD's ledger as they stood after the last batch.
+batch, its seconds, the totals of NSD's ledger after it, and for every request its token ids, text, logprobs, and how
+many ids vLLM says were accepted and drafted in each step; and the counters of speculation after the last batch.
 A request that vLLM refuses is given as `error`.
 """
 
@@ -29,8 +29,8 @@ def main() -> None:
     for number, requests in enumerate(job["batches"], 1):
         batches.append(_batch(llm, requests))
         sys.stderr.write(f"batch {number} of {len(job['batches'])} after {time.monotonic() - started:.1f} s\n")
-        ledger = report(llm)["totals"] if job["ledger"] else {}
-        result = {"batches": batches, "counters": _counters(llm), "ledger": ledger}
+        batches[-1]["ledger"] = report(llm)["totals"] if job["ledger"] else {}
+        result = {"batches": batches, "counters": _counters(llm)}
         Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")
 
 

@@ -35,11 +35,10 @@ Job = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Batches of answered requests, counters by name, NSD's ledger, the log of all processes, how the process ended."""
+    """Batches of answered requests, counters by name, the log of all processes, how the process ended."""
 
     batches: list[dict[str, Any]]
     counters: dict[str, Any]
-    ledger: dict[str, float]
     log: str
     code: int
 
@@ -48,6 +47,17 @@ class Outcome:
         assert "requests" in self.batches[batch], self.batches[batch]
         requests: list[dict[str, Any]] = self.batches[batch]["requests"]
         return requests
+
+    @property
+    def ledger(self) -> dict[str, float]:
+        """NSD's totals after the last batch."""
+        return self.gained(0, len(self.batches) - 1)
+
+    def gained(self, first: int, last: int | None = None) -> dict[str, float]:
+        """What NSD's totals gained by a batch, or by all from first to last."""
+        before: dict[str, float] = self.batches[first - 1]["ledger"] if first else {}
+        after: dict[str, float] = self.batches[first if last is None else last]["ledger"]
+        return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -98,8 +108,8 @@ def run(engine: Mapping[str, Any], batches: Sequence[Sequence[Job]], extra: Mapp
             code = -signal.SIGKILL
         finally:
             end(process)
-    told = json.loads(result.read_text("utf-8")) if result.is_file() else {"batches": [], "counters": {}, "ledger": {}}
-    return Outcome(told["batches"], told["counters"], told["ledger"], log.read_text("utf-8", errors="replace"), code)
+    told = json.loads(result.read_text("utf-8")) if result.is_file() else {"batches": [], "counters": {}}
+    return Outcome(told["batches"], told["counters"], log.read_text("utf-8", errors="replace"), code)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -15,6 +15,8 @@ from nsd.bench.report import report_of
 from nsd.bench.results import results_of
 from tests_vllm.engines import PLUGIN, SECONDS, environment
 
+pytestmark = pytest.mark.xdist_group("bench")
+
 PROMPTS = 4
 
 

@@ -43,7 +43,7 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in CASES])
 def ran(request: pytest.FixtureRequest, workplace: Path) -> tuple[Case, Outcome]:
     case = CASES[request.param]
     speculative = {"method": case.method, "num_speculative_tokens": case.k} | case.more

@@ -25,6 +25,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests_vllm import models
 from tests_vllm.engines import PLUGIN, PROMPTS, SECONDS, end, environment
 
+pytestmark = pytest.mark.xdist_group("server")
+
 K = 4
 THETAS = (0.0, 0.5, 0.95, 1.0)
 BAD: tuple[dict[str, Any], ...] = (
@@ -134,7 +136,7 @@ def test_a_stream_arrives_in_pieces(server: Server) -> None:
     assert seen[-1].usage is not None and 0 < seen[-1].usage.completion_tokens <= 32
 
 
-def test_sixteen_requests_keep_their_own_thetas_while_another_is_cancelled(server: Server) -> None:
+def test_sixteen_requests_keep_their_own_thetas_beside_a_cancelled_and_a_bad_one(server: Server) -> None:
     def cancelled() -> int:
         stream = server.client.completions.create(
             model="smol", prompt=PROMPTS[0], max_tokens=400, stream=True, extra_body={"ignore_eos": True}
@@ -147,10 +149,16 @@ def test_sixteen_requests_keep_their_own_thetas_while_another_is_cancelled(serve
                 break
         return pieces
 
-    with ThreadPoolExecutor(17) as pool:
-        gone = pool.submit(cancelled)
+    def refused() -> int:
+        with pytest.raises(openai.BadRequestError) as problem:
+            _complete(server, 0, nsd_theta=-0.1)
+        assert "nsd_theta" in str(problem.value)
+        return problem.value.status_code
+
+    with ThreadPoolExecutor(18) as pool:
+        gone, bad = pool.submit(cancelled), pool.submit(refused)
         answers = list(pool.map(lambda i: _complete(server, i, nsd_theta=THETAS[i // 4]), range(16)))
-    assert gone.result() == 3
+    assert gone.result() == 3 and bad.result() == 400
     assert all(answer.usage.completion_tokens == 32 for answer in answers)
     taus = [sum(map(_tau, answers[i : i + 4])) / 4 for i in range(0, 16, 4)]
     assert taus[0] < taus[2] < taus[3], taus

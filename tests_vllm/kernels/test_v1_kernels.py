@@ -28,6 +28,8 @@ from nsd.laws import one_hot
 from nsd.rules import NSD
 from tests_vllm.kernels.kit import Batch, emitted, load_sampler, random_batch
 
+pytestmark = pytest.mark.xdist_group("v1 kernels")
+
 SEEDS = range(5)
 P = torch.tensor([0.36, 0.26, 0.16, 0.12, 0.06, 0.04])
 Q = torch.tensor([0.10, 0.45, 0.05, 0.25, 0.05, 0.10])
@@ -241,6 +243,17 @@ def test_self_draft_keeps_everything_once_cured(sampler: Sampler, monkeypatch: p
     assert not cpu_expand.is_sound(stock) and cpu_expand.is_sound(sampler.module.expand_batch_to_tokens)
     monkeypatch.setattr(sampler.module, "expand_batch_to_tokens", stock)
     assert tokens() < K + 1
+
+
+def test_a_step_without_drafts_survives_top_k_alone(sampler: Sampler) -> None:
+    """A prompt's own step has no drafted rows: there, stock vLLM takes the maximum of nothing, and its engine ends."""
+    from tests_vllm.kernels.kit import metadata
+
+    named = metadata(torch.ones(2), top_k=torch.tensor([5, 300], dtype=torch.int32))
+    nothing, ends = torch.zeros(0, 300), torch.zeros(2, dtype=torch.int32)
+    assert sampler.module.apply_sampling_constraints(nothing, ends, named).shape == (0, 300)
+    with pytest.raises(RuntimeError, match=r"max\(\)"):
+        stock_of(sampler.module.apply_sampling_constraints)(nothing, ends, named)
 
 
 def test_expand_is_like_a_loop() -> None:

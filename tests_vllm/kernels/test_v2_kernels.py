@@ -20,6 +20,8 @@ from scipy.stats import chi2
 from nsd.fidelity import one_step
 from nsd.rules import NSD
 
+pytestmark = pytest.mark.xdist_group("v2 kernels")
+
 ALARM = 1e-6
 REQUESTS = 400
 

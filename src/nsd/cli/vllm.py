@@ -46,7 +46,7 @@ def serve(
         rule=rule,
         theta=theta,
         max_deviation=max_deviation,
-        drafter=drafter,
+        drafter=None if drafter == "auto" else drafter,  # what a configuration file says where nothing was chosen
         k=k,
         method=draft_method,
         sampling=draft_sampling,

@@ -79,10 +79,15 @@ BRANCHES = (
     BranchFact(
         "tensor parallel",
         "exact",
-        "equal rows and stamps give equal decisions, whatever rank computes them",
+        "by construction: equal rows and stamps give equal decisions, whatever rank computes them; no group was run",
         f"{_CORE}/test_relax.py::test_ranks_agree",
     ),
-    BranchFact("asynchronous scheduling", "exact", "positions are read on the device", f"{_CORE}/test_coin.py"),
+    BranchFact(
+        "asynchronous scheduling",
+        "exact",
+        "by construction: positions are read on the device; vLLM switches it off on CPUs, so no engine was run with it",
+        f"{_CORE}/test_vllm_branches.py::test_positions_are_those_of_the_device",
+    ),
     BranchFact(
         "whole sequences",
         "not certified",

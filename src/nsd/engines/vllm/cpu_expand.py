@@ -1,14 +1,21 @@
-"""The cure of `expand_batch_to_tokens` on the CPU.
+"""Cures for two faults of vLLM's on the CPU.
 
-There, vLLM's stand-in for its Triton kernel fills an int64 copy of a float32 or int32 buffer and drops it, so that the
-temperature, top-k and top-p of drafted positions are whatever the memory held: at temperature > 0 no acceptance figure
-means anything. Source: vllm/utils/cpu_triton_utils.py, `_expand_kernel_impl`, in 0.29 to 0.33 (vllm-project/vllm
-issue 55005). The function is asked two small questions before its first real use on a CPU; only if it gets one wrong
-is it replaced. Other devices are left alone.
+`expand_batch_to_tokens`: there, vLLM's stand-in for its Triton kernel fills an int64 copy of a float32 or int32 buffer
+and drops it, so that the temperature, top-k and top-p of drafted positions are whatever the memory held: at
+temperature > 0 no acceptance figure means anything. Source: vllm/utils/cpu_triton_utils.py, `_expand_kernel_impl`, in
+0.29 to 0.33 (vllm-project/vllm issue 55005). The function is asked two small questions before its first real use on a
+CPU; only if it gets one wrong is it replaced.
+
+`apply_sampling_constraints`: a step without drafts, such as a prompt's own, hands it no rows, and where some request
+sets top_k and none top_p the engine ends in the maximum of nothing. Source: vllm/v1/sample/ops/topk_topp_sampler.py,
+`apply_top_k_only`, in 0.32 and 0.33. No rows are given back as they are.
+
+Other devices are left alone.
 """
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -55,3 +62,19 @@ def cure(module: ModuleType) -> None:
         return expand_batch_to_tokens
 
     wrap(module, "expand_batch_to_tokens", make)
+
+
+def spare_empty_steps(module: ModuleType) -> None:
+    """Keep steps without drafts away from the module's `apply_sampling_constraints`."""
+
+    def make(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def apply_sampling_constraints(logits: Tensor, *rest: Any, **named: Any) -> Tensor:
+            if logits.device.type == "cpu" and not len(logits):
+                return logits
+            processed: Tensor = stock(logits, *rest, **named)
+            return processed
+
+        return apply_sampling_constraints
+
+    wrap(module, "apply_sampling_constraints", make)

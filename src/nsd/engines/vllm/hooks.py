@@ -57,6 +57,7 @@ HOOKS = (
     ),
     Hook(_V1, "generate_uniform_probs", ("num_tokens",), "gives forced drafts the uniform 0", "V1"),
     Hook(_V1, "expand_batch_to_tokens", ("x", "cu_num_tokens", "num_tokens"), "cured on the CPU", "V1"),
+    Hook(_V1, "apply_sampling_constraints", ("logits",), "spared steps without drafts on the CPU", "V1"),
     Hook(_V1, "RejectionSampler.__init__", ("spec_config",), "learns the method, says what is active", "V1"),
     Hook(
         "vllm.v1.worker.gpu_model_runner",

@@ -17,6 +17,7 @@ _ACTIONS: tuple[tuple[str, Action], ...] = (
     ("vllm.v1.worker.worker_base", worker.answer),
     ("vllm.v1.sample.rejection_sampler", v1.decide_drafts),
     ("vllm.v1.sample.rejection_sampler", cpu_expand.cure),
+    ("vllm.v1.sample.rejection_sampler", cpu_expand.spare_empty_steps),
     ("vllm.v1.worker.gpu_model_runner", v1.know_rows),
     ("vllm.v1.worker.gpu.spec_decode.rejection_sampler", v2.decide_drafts),
     ("vllm.v1.worker.gpu.sample.sampler", v2.know_requests),
