@@ -48,6 +48,7 @@ def brute(answers: list[list[Block]], relaxed: bool) -> dict[str, float | None]:
     decode = sum(b.timing.total_s for b in blocks)
     verify = sum(b.timing.score_s + b.timing.decide_s for b in blocks)
     score, draft = sum(b.timing.score_s for b in blocks), sum(b.timing.draft_s for b in blocks)
+    drafted = sum(len(b.drafted) for b in blocks)
     spent = [sum(t.eps or 0 for b in answer for t in b.tested) for answer in answers]
     es = [t.ES for t in tested if t.ES is not None]
     pace = [1e3 * b.timing.total_s / len(b.committed) for b in blocks for _ in b.committed]
@@ -71,8 +72,8 @@ def brute(answers: list[list[Block]], relaxed: bool) -> dict[str, float | None]:
         "target_ms_per_call": 1e3 * score / len(blocks),
         "verify_share": verify / decode,
         "verify_share_of_wall": verify / (prefill + decode),
-        "draft_ms_per_token": 1e3 * draft / later,
-        "draft_ms_per_block": 1e3 * draft / len(blocks),
+        "draft_ms_per_token": 1e3 * draft / later if drafted else None,
+        "draft_ms_per_block": 1e3 * draft / len(blocks) if drafted else None,
         "ttft_ms": 1e3 * fmean(answer[0].seconds_since_start for answer in answers),
         "inter_token_p50_ms": float(np.quantile(pace, 0.5, method="inverted_cdf")),
         "inter_token_p95_ms": float(np.quantile(pace, 0.95, method="inverted_cdf")),

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -17,15 +17,17 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
-from nsd.bench.bundle import BenchError, StoredRun, read_run
+from nsd.bench.arms import Arm, arms_of
+from nsd.bench.bundle import BenchError, RunWriter, StoredRun, read_run
 from nsd.bench.figures import Point, Series, bars, plot, ticks
 from nsd.bench.page import page
 from nsd.bench.paper import figures as paper_figures
 from nsd.bench.pictures import ranks
 from nsd.bench.report import NOT_MONOTONE, report_of, write
-from nsd.bench.results import results_of
+from nsd.bench.results import estimate, results_of
+from nsd.bench.runner import Plan, run
 from nsd.trace import read_trace
-from tests.bench.fake import FakeEngine, finished, grid
+from tests.bench.fake import SESSION, FakeEngine, FakeTask, finished, grid
 from tests.bench.test_metrics import brute
 
 SNAPSHOT = Path(__file__).parent / "snapshots" / "report.md"
@@ -97,19 +99,123 @@ def test_the_papers_figures_stand_beside_empty_cells(stored: StoredRun) -> None:
     assert "323.0 %" in report.markdown() and "5.16x" in report.markdown()
 
 
-def test_own_figures_fill_the_papers_cells(stored: StoredRun) -> None:
-    """A run that calls itself the paper's model: its own numbers appear where task and setting agree, nowhere else."""
-    config = json.loads(json.dumps(stored.manifest["config"]).replace("fake-target", "org/Qwen3-4B"))
-    named = replace(stored, manifest={**stored.manifest, "config": config})
-    own = {
-        one["figure"]: one["own"] for one in report_of([named], True).as_json()["paper"] if one["model"] == "Qwen3-4B"
+def run_of(root: Path, name: str, arms: Sequence[Arm], tasks: int = 5, **engine: Any) -> StoredRun:
+    """A complete run of the fake engine with these arms, its engine's facts replaced by others."""
+    made = FakeEngine()
+    found = [FakeTask(task) for task in ("gsm8k", "math500", "humaneval", "mbpp", "aime25")[:tasks]]
+    wanted = Plan([(t, t.problems(6)) for t in found], tuple(arms), (0,), {"temperature": 1.0, "top_p": 1.0})
+    with RunWriter(root, name, wanted.config({**made.facts(), **engine}), SESSION) as bundle:
+        assert run(wanted, made, bundle).complete
+    return read_run(root / name)
+
+
+def arms_at(k: int, unit: int = 0, thetas: tuple[float, ...] = (0.95,), kinds: str = "ar,sd,nsd") -> tuple[Arm, ...]:
+    return arms_of(kinds.split(","), lambda *_: k, lambda n: n + unit, {"rule": "nsd"}, thetas)
+
+
+def own_figures(*runs: StoredRun) -> dict[tuple[str, str], Any]:
+    return {
+        (o["model"], o["figure"]): o["own"] for o in report_of(runs, True).as_json()["paper"] if o["own"] is not None
     }
-    model = results_of([named]).models[0]
-    assert model.nsd is not None
-    row = model.row(model.nsd)
-    assert own["score, NSD"]["value"] == pytest.approx(100 * row.score.value)
-    assert own["speed-up over AR, NSD"] == row.over["ar"].prefill_in.estimate().as_json()  # type: ignore[union-attr]  # it is there
-    assert own["tau, SD"]["value"] == pytest.approx(model.rows["sd-k4", "overall"].counters.stats.tau, rel=0.2)
+
+
+QWEN: dict[str, Any] = {"target": "Qwen/Qwen3-4B", "drafter": "dspark"}
+
+
+@pytest.mark.parametrize("target", ["Qwen/Qwen3-4B", "/weights/Qwen3-4B", "/hub/models--Qwen--Qwen3-4B/snapshots/1a2b"])
+def test_own_figures_fill_the_papers_cells(tmp_path: Path, target: str) -> None:
+    stored = run_of(tmp_path, "one", arms_at(7), target=target, drafter="dspark")
+    own = own_figures(stored)
+    model = results_of([stored]).models[0]
+    row, sd = model.rows["nsd-theta0.95-k7", "overall"], model.rows["sd-k7", "overall"]
+    assert {name for _, name in own} == {
+        "tau, SD", "tau, NSD", "score, SD", "score, NSD", "speed-up over AR, SD", "speed-up over AR, NSD",
+    }  # fmt: skip
+    assert {who for who, _ in own} == {"Qwen3-4B"}
+    assert own["Qwen3-4B", "score, NSD"]["value"] == pytest.approx(100 * row.score.value)
+    assert own["Qwen3-4B", "speed-up over AR, NSD"] == estimate(row.over["ar"].prefill_in).as_json()
+    assert own["Qwen3-4B", "tau, SD"] == estimate(sd.tau).as_json()
+
+
+def test_runs_of_another_setting_leave_the_papers_cells_empty(tmp_path: Path) -> None:
+    """Another checkpoint of a like name, mechanism, temperature, block, theta, a cap, or fewer tasks."""
+    capped = arms_of(("ar", "sd", "nsd"), lambda *_: 7, lambda n: n, {"rule": "nsd", "max_deviation": 0.1}, (0.95,))
+    others = [
+        run_of(tmp_path, "base", arms_at(7), target="Qwen/Qwen3-4B-Base", drafter="dspark"),
+        run_of(tmp_path, "eagle", arms_at(7), target="Qwen/Qwen3-4B", drafter="eagle3"),
+        run_of(tmp_path, "short", arms_at(4), **QWEN),
+        run_of(tmp_path, "few", arms_at(7), tasks=4, **QWEN),
+    ]
+    assert own_figures(*others) == {}
+    for arms in (arms_at(7, thetas=(0.9,)), capped):
+        own = own_figures(run_of(tmp_path, f"n{len(list(tmp_path.iterdir()))}", arms, **QWEN))
+        assert {name for _, name in own} == {"tau, SD", "score, SD", "speed-up over AR, SD"}
+    warm = run_of(tmp_path, "warm", arms_at(7), **QWEN)
+    config = {**warm.manifest["config"], "settings": {"temperature": 0.7, "top_p": 1.0}}
+    assert own_figures(replace(warm, manifest={**warm.manifest, "config": config})) == {}
+
+
+def test_the_papers_ablation_is_found_beside_the_main_run(tmp_path: Path) -> None:
+    """Table 2 is a run of its own; Nemotron's verification is over all its sizes together."""
+    names = {size: f"nvidia/Nemotron-Labs-Diffusion-{size}" for size in ("3B", "14B")}
+    mains = [run_of(tmp_path, size, arms_at(31, 1), target=name, drafter="nemotron") for size, name in names.items()]
+    grid_arms = arms_at(31, 1, (0.85, 0.925, 0.95))
+    table = run_of(tmp_path, "table2", grid_arms, tasks=4, target=names["14B"], drafter="nemotron")
+    own = own_figures(*mains, table)
+    at = results_of([table]).models[0].rows["nsd-theta0.85-k31", "gsm8k"]
+    assert (
+        own["Nemotron-14B", "speed-up over AR; gsm8k, θ=0.85, block 32"] == estimate(at.over["ar"].prefill_in).as_json()
+    )
+    assert ("Nemotron-14B", "tau; mbpp, θ=0.925, block 24") not in own
+    stats = [r["counters"]["stats"] for run in mains for r in run.records if r["arm"] == "sd-k31"]
+    blocks, tokens = (sum(s[n] for s in stats) for n in ("blocks", "output_tokens"))
+    wanted = blocks / (tokens - sum(s["prefill_tokens_out"] for s in stats))
+    assert own["Nemotron", "target calls per token, SD"] == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("kinds", ["sd,nsd", "ar,nsd", "ar,sd", "nsd", "sd", "ar"])
+@pytest.mark.parametrize("problems", [1, 6])
+def test_a_report_does_without_any_arm(tmp_path: Path, kinds: str, problems: int) -> None:
+    """No column, card or figure of what was not run; what is left is said with its sample size."""
+    stored = run_of(tmp_path, "part", arms_at(3, thetas=(0.8, 0.95), kinds=kinds), tasks=1, target="one")
+    kept = tuple(r for r in stored.records if int(r["problem"].rpartition("/")[2]) < problems)
+    report = report_of([replace(stored, records=kept)], True)
+    text, html = report.markdown(), page(report)
+    assert "nan" not in html.lower() and "None" not in text
+    ran = kinds.split(",")
+    assert ("speed-up over AR |" in text.split("## Figures")[0]) == ("ar" in ran and len(ran) > 1)
+    assert ("NSD over SD" in text) == ({"sd", "nsd"} <= set(ran))
+    assert html.count("<dl") == ("nsd" in ran) and ("speed-up over SD of the same K" in html) == (ran == ["sd", "nsd"])
+    assert all("(n = " in one for one in re.findall(r"\d+\.\d\dx (?!\|)[^|.]{4,40}", text.split("## Beside")[0]))
+    json.dumps(report.as_json(), allow_nan=False)
+
+
+def test_runs_of_one_pair_under_two_settings_are_told_apart(tmp_path: Path) -> None:
+    one, other = (finished(tmp_path, name, count=3) for name in ("cold", "warm"))
+    config = {**other.manifest["config"], "settings": {"temperature": 0.7, "top_p": 1.0}}
+    report = report_of([one, replace(other, manifest={**other.manifest, "config": config})])
+    titles = [model.title for model in report.results.models]
+    assert titles == ["fake-target + fake-drafter (cold)", "fake-target + fake-drafter (warm)"]
+    assert all(f"**{title}**" in report.markdown() for title in titles)
+    assert "fake-target + fake-drafter (warm). τ against K." in report.markdown()
+
+
+def test_estimates_of_the_deviation_say_so_and_unknown_metrics_are_named(tmp_path: Path) -> None:
+    """As an engine gives them that neither computes ES nor times its phases."""
+    stored = finished(tmp_path, count=6)
+    records = json.loads(json.dumps(stored.records))
+    for record in records:
+        stats = record["counters"]["stats"]
+        stats |= {"score_s": 0.0, "evaluated": 0, "ES_is": "estimated by the rescue rate" if stats["drafted"] else None}
+    text = report_of([replace(stored, records=tuple(records))]).markdown()
+    assert "| mean ES, estimated by the rescue rate | – | " in text and "| max ES" not in text
+    assert "Not known of this run: verification per token; target pass per call; " in text
+    assert "estimated by the rescue rate" in page(report_of([replace(stored, records=tuple(records))]))
+
+
+def test_several_seeds_are_said_to_share_prompts(stored: StoredRun, tmp_path: Path) -> None:
+    assert "McNemar's p counts the answers of one prompt under several seeds" in report_of([stored]).markdown()
+    assert "McNemar's p counts" not in report_of([finished(tmp_path, count=5)]).markdown()
 
 
 def test_a_partial_run_says_so(tmp_path: Path) -> None:
@@ -245,11 +351,10 @@ def test_ticks_are_round_and_inside(low: float, high: float) -> None:
 def test_toy_model_metrics_are_what_its_traces_say(tmp_path: Path) -> None:
     """Decode for real with the toy model, record every decision, recompute every metric from the trace files."""
     from nsd.api import load
-    from nsd.bench.arms import arms_of
-    from nsd.bench.bundle import Key, RunWriter
+    from nsd.bench.bundle import Key
     from nsd.bench.engine import OwnEngine
     from nsd.bench.metrics import BIN, values
-    from nsd.bench.runner import Plan, run, trace_name
+    from nsd.bench.runner import trace_name
     from nsd.bench.task import find_task
 
     engine = OwnEngine(load("toy", "ngram"), "toy", "ngram", trace=True)

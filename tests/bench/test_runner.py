@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import multiprocessing
 import os
@@ -10,7 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,31 @@ def test_ctrl_c_leaves_a_valid_partial_run(tmp_path: Path) -> None:
     assert outcome.done == len(read_run(tmp_path / f"broken{PARTIAL}").records) == 30 - len(grid())
     other = FakeEngine()
     with RunWriter(tmp_path, "broken", wanted.config(other.facts()), SESSION) as bundle:
+        assert run(wanted, other, bundle).complete
+
+
+def test_a_trace_that_finds_no_room_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    """The trace is written first, so its answer has no record, and is decoded again once there is room."""
+
+    def full(path: Path) -> None:
+        path.write_text("half", encoding="utf-8")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    class Traced(FakeEngine):
+        def answer(self, problem: Problem, settings: Mapping[str, Any], drafting: bool) -> Answer:
+            save = full if self.asked == len(grid()) + 3 else Path.touch
+            return replace(super().answer(problem, settings, drafting), save=save)
+
+    engine, wanted = Traced(), plan(count=2)
+    message = r"the disk is full at record 4 of run full.*the 3 before it are safe"
+    with (
+        RunWriter(tmp_path, "full", wanted.config(engine.facts()), SESSION) as bundle,
+        pytest.raises(BenchError, match=message),
+    ):
+        run(wanted, engine, bundle)
+    assert len(read_run(tmp_path / f"full{PARTIAL}").records) == 3
+    other = FakeEngine()
+    with RunWriter(tmp_path, "full", wanted.config(other.facts()), SESSION) as bundle:
         assert run(wanted, other, bundle).complete
 
 

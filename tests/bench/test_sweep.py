@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from nsd.bench.bundle import read_run
 from nsd.bench.engine import Answer
 from nsd.bench.metrics import Counters, mean_ES
 from nsd.bench.sweep import Candidate, Found, Limits, as_toml, candidates_of, sweep
 from nsd.bench.task import Problem
 from nsd.cli import bench as cli
 from nsd.cli.config import read_config, split_config
+from nsd.cli.main import main
 from nsd.errors import ConfigError
 from tests.bench.fake import FakeEngine, blocks_of, plan
 
@@ -58,6 +61,24 @@ def test_the_fastest_setting_within_the_limit_is_chosen(limits: Limits, chosen: 
     mean = mean_ES(found.chosen.counters)
     assert found.chosen.arm.kind == "sd" or limits.mean_es is None or (mean is not None and mean <= limits.mean_es)
     assert chosen in found.why and "keeps the limits" in found.why
+
+
+class Unlucky(Known):
+    """Wrong on the first of its prompts, and right ever after; a nucleus of 0.95 is wrong on every second one."""
+
+    def answer(self, problem: Problem, settings: Mapping[str, Any], drafting: bool) -> Answer:
+        found, number = super().answer(problem, settings, drafting), int(problem.reference)
+        theta = settings.get("theta", 0.0)
+        wrong = number == 0 if theta == 0.8 else number % 2 == 0 if theta == 0.95 else False
+        return replace(found, text="wrong" if wrong else "right")
+
+
+def test_one_unlucky_prompt_of_the_first_round_stops_nobody() -> None:
+    limits = Limits(score_drop=10.0)
+    candidates = candidates_of([2], [0.8, 0.95], [], ["default"], limits)
+    found = sweep({"default": Unlucky()}, plan(count=16), candidates, limits)
+    assert found.chosen.name == "nsd-theta0.8-k2" and found.chosen.score > 90
+    assert "more than 10 points lower" in str(next(c for c in candidates if c.arm.theta == 0.95).stopped)
 
 
 def test_halving_asks_less_than_a_full_grid() -> None:
@@ -105,6 +126,42 @@ def test_the_file_gives_the_setting_back(tmp_path: Path) -> None:
     assert rest == ["generate", "hi"] and defaults["generate"]["theta"] == 0.8
     assert split_config(["generate", f"--config={tmp_path / 'one.toml'}"], ["generate"])[1] == defaults
     assert split_config(["generate", "hi"], ["generate"]) == (["generate", "hi"], {})
+    given = ["vllm", "serve", "--config", str(tmp_path / "one.toml"), "--", "--config", "theirs.yaml"]
+    rest, defaults = split_config(given, ["generate"], {"vllm": ["serve", "check"]})
+    assert rest == ["vllm", "serve", "--", "--config", "theirs.yaml"]
+    assert defaults["vllm"]["serve"]["k"] == 4 and defaults["generate"]["k"] == 4
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["generate", "hi", "--max-new-tokens", "4"],
+        ["compare", "hi", "--max-new-tokens", "4"],
+        ["bench", "--suite", "toy", "--limit", "1", "--max-new-tokens", "4", "--name", "one"],
+        ["vllm", "serve", "some/model", "--dry-run"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_takes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """Through the command table, as typed; what a command has no option for is no mistake."""
+    found, _ = search(Limits(mean_es=0.085))
+    (tmp_path / "nsd.toml").write_text(
+        as_toml(found, {"model": "toy", "drafter": "ngram", "temperature": 0.5, "draft": ["max_n=3"]})
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["nsd", *command, "--config", "nsd.toml"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert ended.value.code in (0, None), told.err
+    if command[0] == "bench":
+        config = read_run(tmp_path / "runs" / "one").manifest["config"]
+        assert [arm["name"] for arm in config["arms"]] == ["ar", "sd-k4", "nsd-theta0.8-k4"]
+        assert config["settings"]["temperature"] == 0.5
+    if command[0] == "vllm":
+        assert "NSD_THETA=0.8" in told.out and '"num_speculative_tokens": 4' in told.out
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,102 @@ def test_livecodebench_reads_packed_cases_but_no_objects() -> None:
         test_cases("not base64!")
 
 
+def contest(cases: list[dict[str, str]], starter: str = "", **metadata: str) -> dict[str, Any]:
+    """A row as the public set has it: tests as JSON text, the private ones packed in four layers."""
+    packed = base64.b64encode(zlib.compress(pickle.dumps(json.dumps(cases[1:])))).decode()
+    return {
+        "question_title": "Own", "question_content": "An own question.", "platform": "leetcode", "question_id": "9001",
+        "contest_id": "weekly-contest-1", "contest_date": "2025-01-04T00:00:00", "starter_code": starter,
+        "difficulty": "medium", "public_test_cases": json.dumps(cases[:1]), "private_test_cases": packed,
+        "metadata": json.dumps(metadata),
+    }  # fmt: skip
+
+
+SMALLEST = contest(
+    [
+        {"input": "[5, 3, 9]\n2", "output": "[3, 5]", "testtype": "functional"},
+        {"input": "[]\n4", "output": "[]", "testtype": "functional"},
+    ],
+    "class Solution:\n    def smallest(self, nums: List[int], k: int) -> List[int]:\n        ",
+    func_name="smallest",
+)
+WITHOUT_IMPORTS = """class Solution:
+    def smallest(self, nums: List[int], k: int) -> Optional[List[int]]:
+        heap, best = [], inf
+        for n in nums:
+            heappush(heap, n)
+            best = min(best, n)
+        found = [heappop(heap) for _ in range(min(k, len(heap)))]
+        return list(accumulate(found, max))
+"""
+
+
+@pytest.mark.parametrize("first", ["", "from __future__ import annotations\n", "import heapq\nfrom math import inf\n"])
+def test_contest_answers_may_use_what_the_site_imports(first: str) -> None:
+    task = find_task("livecodebench")
+    problem = task.problem(0, SMALLEST)
+    assert len(problem.reference["cases"]) == 2 and problem.reference["method"] == "smallest"
+    assert SMALLEST["starter_code"] in problem.prompt and problem.meta["platform"] == "leetcode"
+    score = task.score(problem, f"```python\n{first}{WITHOUT_IMPORTS}```")
+    assert score.correct, score
+
+
+STDIN = {
+    "no imports": "n = int(input())\nprint(gcd(n, 6), Counter('aab')['a'], sep='\\n')",
+    "future": "from __future__ import annotations\nn = int(input())\nprint(gcd(n, 6))\nprint(2)",
+    "main guard": "def main():\n    print(gcd(int(input()), 6), 2, sep='\\n')\nif __name__ == '__main__':\n    main()",
+    "reads all of stdin": "n, *_ = map(int, sys.stdin.read().split())\nprint(gcd(n, 6))\nprint('2.0')",
+    "deep": "def f(n):\n    return 2 if n == 0 else f(n - 1)\nprint(gcd(int(input()), 6))\nprint(f(20000))",
+    "open is the usual one": "n = int(open(0).readline())\nprint(gcd(n, 6))\nprint(pow(2, 1, 5))",
+}
+
+
+@pytest.mark.parametrize("how", STDIN)
+def test_contest_programs_read_stdin(how: str) -> None:
+    task = find_task("livecodebench")
+    cases = [{"input": f"{n}\n", "output": f"{n}\n2\n", "testtype": "stdin"} for n in (3, 2)]
+    problem = task.problem(0, contest(cases))
+    assert problem.reference == {"method": None, "cases": [{k: c[k] for k in ("input", "output")} for c in cases]}
+    score = task.score(problem, f"So:\n```python\n{STDIN[how]}\n```\nOutput:\n```\n3\n2\n```")
+    assert score.correct, score
+
+
+def test_a_contest_answer_may_be_long() -> None:
+    task = find_task("livecodebench")
+    wanted = "\n".join(map(str, range(300_000)))
+    problem = task.problem(0, contest([{"input": "300000", "output": wanted, "testtype": "stdin"}]))
+    assert len(wanted) > 1 << 20
+    assert task.score(problem, "```python\nfor i in range(int(input())):\n    print(i)\n```").correct
+    assert not task.score(problem, "```python\nfor i in range(299999):\n    print(i)\n```").correct
+
+
+def test_both_public_forms_of_aime_are_read(tmp_path: Path) -> None:
+    """math-ai/aime25: one file of problem, answer, id; opencompass/AIME2025: a file a paper of question, answer."""
+    task = find_task("aime25")
+    answers = [r"336^\circ", "070", *map(str, range(28))]
+    whole = [{"problem": f"Problem {i}.", "answer": a, "id": str(i)} for i, a in enumerate(answers)]
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+    (one / "aime25.jsonl").write_text("".join(json.dumps(row) + "\n" for row in whole), encoding="utf-8")
+    parts = [{"question": row["problem"], "answer": row["answer"]} for row in whole]
+    assert not task.available(two)
+    for name, rows in (("aime2025-I", parts[:15]), ("aime2025-II", parts[15:])):
+        (two / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert task.available(one) and task.available(two) and "aime25" in [t.name for t in find_tasks(["default"], two)]
+    problems = task.load(one)
+    assert problems == task.load(two) and len(problems) == 30
+    assert task.origin(two)["file"] == "aime2025-I.jsonl, aime2025-II.jsonl" and len(task.origin(two)["sha256"]) == 130
+    for problem, said in zip(problems, [r"336", "70", *map(str, range(28))], strict=True):
+        assert task.score(problem, rf"Thus \boxed{{{said}}}.").correct
+        assert not task.score(problem, r"Thus \boxed{999}.").correct
+    (two / "aime2025-II.jsonl").write_text(json.dumps(parts[0]) + "\n", encoding="utf-8")
+    with pytest.raises(
+        TaskDataError, match=r"aime2025-I.jsonl, aime2025-II.jsonl gives 16 problems of aime25, wanted 30"
+    ):
+        task.load(two)
+
+
 @pytest.mark.parametrize(
     ("wanted", "got", "same"),
     [

@@ -169,11 +169,12 @@ class RunWriter:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
-            raise self._unwritable(error) from error
+            raise self.unwritable(error) from error
         self._size += len(line)
         self.done[key] = record
 
-    def _unwritable(self, error: OSError) -> BenchError:
+    def unwritable(self, error: OSError) -> BenchError:
+        """What to say where the system refused to write, and how to go on."""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = "the disk is full" if full else f"writing failed ({error.strerror})"
         return BenchError(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from nsd.bench.paper import figures as paper_figures
@@ -31,6 +31,15 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
+class Card:
+    """One number at the head of a page: what it is, the number, and what must stand beside it."""
+
+    label: str
+    value: str
+    small: str
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """A heading with what stands under it; level 2 or 3."""
 
@@ -41,13 +50,17 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is rendered: title, a line under it, sections, and the numbers behind all of it."""
+    """What is rendered: title, a line under it, sections, and the numbers behind all of it.
+
+    cards, by model, stand at the head of the page and repeat what tables say.
+    """
 
     title: str
     lead: str
     sections: Sequence[Section]
     results: Results
     with_paper: bool
+    cards: Mapping[str, Sequence[Card]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """All numbers, and the paper's beside them if asked for."""

@@ -16,7 +16,11 @@ from nsd.bench.task import Problem
 if TYPE_CHECKING:
     from nsd.api import Pair, Run
 
-_HASHED = ("*.safetensors", "*.gguf", "config.json", "tokenizer.json", "tokenizer_config.json")
+_HASHED = (
+    "*.safetensors", "*.gguf", "config.json", "tokenizer.json", "tokenizer_config.json",
+    "*/*.safetensors", "*/adapter_config.json",
+)  # fmt: skip
+"""Files that decide what a model says; a low-rank part lies in a folder of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +98,19 @@ class OwnEngine:
             "drafter_facts": told,
             "k_unit": self._unit_in_words(),
             "target_hash": hash_of(self._names[0], target),
-            "drafter_hash": {} if drafter is None else hash_of(self._names[1], drafter),
+            "drafter_hash": {} if drafter is None else hash_of(self._drafter_source(), drafter),
         }
+
+    def _drafter_source(self) -> str:
+        """Where the drafter's weights are: what `auto` stands for is shipped, or lies in the target's own folder."""
+        from nsd.drafters.load import DRAFTERS
+
+        name, drafter = self._names[1], self.pair.drafter
+        if drafter is not None and drafter.name == "draft-model":
+            return str(drafter.describe()["model"])
+        if name != "auto":
+            return name
+        return drafter.name if drafter is not None and drafter.name in DRAFTERS else self._names[0]
 
     def _unit_in_words(self) -> str:
         extra = self.unit(1) - 1
@@ -133,7 +148,7 @@ def _save(pair: Pair, run: Run, path: Path) -> None:
 def hash_of(name: str, model: Any) -> dict[str, str]:
     """SHA-256 of every file of a model, by name; of a table in memory; or the reason why there is none.
 
-    Files on a hub are known by the revision that lies in its cache.
+    A name of the hub is looked for in its cache, and the revision that lies there stands beside the files.
     """
     from nsd.drafters import shipped
     from nsd.drafters.load import DRAFTERS
@@ -147,13 +162,32 @@ def hash_of(name: str, model: Any) -> dict[str, str]:
         return {"table": hashlib.sha256(model.table.cpu().numpy().tobytes()).hexdigest()}
     if name in DRAFTERS:
         return {"reason": f"{name} has no files of its own"}
-    folder = Path(name).expanduser()
+    folder, told = Path(name).expanduser(), {}
     if not folder.is_dir():
-        return {"reason": f"{name} is no local folder"}
+        cached = _in_hub_cache(name)
+        if cached is None:
+            return {"reason": f"{name} is no local folder and not in the hub's cache"}
+        folder, told = cached, {"revision": cached.name}
     files = sorted({path for pattern in _HASHED for path in folder.glob(pattern)})
-    return {path.name: _sha256(path) for path in files}
+    return {**told, **{path.relative_to(folder).as_posix(): _sha256(path) for path in files}}
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    """The folder of the revision of a hub's model that lies in the cache."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def _sha256(path: Path) -> str:
+    """Of a file; large files of a hub's cache are links to a blob that bears its SHA-256 as its name."""
+    blob = path.resolve().name
+    if path.is_symlink() and len(blob) == 64:
+        return blob
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

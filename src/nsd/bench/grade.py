@@ -22,6 +22,16 @@ NUMBER = re.compile(r"(?:[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|[-+]?\.
 FRACTION = re.compile(rf"({NUMBER.pattern})\s*/\s*({NUMBER.pattern})")
 MARK = re.compile(r"####|(?:final\s+)?answer\s*(?:is|:|=)+\**", re.IGNORECASE)
 SPACES = re.compile(r"(?<!\\)\\[,;: ]|~|\\quad\b|\\qquad\b|[\u00a0\u2009\u202f]")
+TEX_FRACTION = r"-?(?:\d+\s*)?\\[dtc]?frac\s*(?:\{\s*-?\d+\s*\}\s*\{\s*\d+\s*\}|\d\s*\d)"
+MIXED = r"-?\d+ (?P<top>\d+)/(?P<bottom>\d+)(?![\d/])"
+IN_TEXT = re.compile(rf"{TEX_FRACTION}|(?<![\d.,/]){MIXED}|{FRACTION.pattern}|{NUMBER.pattern}")
+DASH = re.compile(r"(?<![^\s({\[$=:])[\u2012\u2013\ufe63\uff0d](?=[\d.$\\])")  # typeset as a minus; "10-18" is a range
+NAMED = re.compile(r"^[A-Za-z](?:\s*\([A-Za-z]\))?\s*(?:=|\\in(?![a-z]))\s*(?=\S)")  # x = 5, f(x) = 2x, x \in [2, 3]
+UNITS = re.compile(
+    r"(?<=\d)\s*(?:square |cubic |sq\.? |cu\.? )?(?:[kcm]?m|km/h|mph|inch(?:es)?|in|feet|foot|ft|yards?|yd|miles?|mi|"
+    r"(?:centi|milli|kilo)?met(?:er|re)s?|units?|[km]?g|lbs?|oz|[m]?[lL]|hours?|hrs?|min(?:ute)?s?|s(?:ec(?:ond)?s?)?)"
+    r"(?:\s*\^\s*\{?[23]\}?|\s*[\u00b2\u00b3])?$"
+)
 LONGEST = 2000  # characters of an answer; what is longer is no answer
 BOXES = 50  # looked at from the end; a text that repeats itself for ever has thousands
 
@@ -58,6 +68,10 @@ def _braced(text: str, start: int) -> str | None:
 def plain(text: str) -> str:
     """The same answer without what carries no meaning: sizes, spaces, currency, units in words, a trailing dot."""
     text = text.strip().strip("$").strip()
+    text = DASH.sub("-", text)
+    text = re.sub(r"\\(?:text)?color\s*\{\w+\}", "", text)
+    while text.startswith("{") and _braced(text, 0) == text[1:-1]:
+        text = text[1:-1].strip()
     text = text.replace("\u2212", "-").replace("\\$", "").replace("\\%", "%").replace("{,}", ",")
     text = re.sub(r"(?<!\\)\\!\s*", "", text)
     text = SPACES.sub(" ", text)
@@ -66,6 +80,7 @@ def plain(text: str) -> str:
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{", text)
     text = re.sub(r"\^\s*\{?\\circ\}?|\u00b0|\\degree", "", text)
+    text = re.sub(r"(?<=[\d}])[\s,]*\\frac\{\\text\s*\{[^{}]*\}\}\{\\text\s*\{[^{}]*\}\}$", "", text)
     text = re.sub(r"(?<=[\d}\])])\s*\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}(?:\^\{?\d\}?)?\s*\.?$", "", text)
     text = re.sub(r"\\(?:text|mathrm|mbox|textbf|textit|mathbf|operatorname)\s*\{([^{}]*)\}", r"\1", text)
     return text.strip().rstrip(".").strip()
@@ -74,12 +89,14 @@ def plain(text: str) -> str:
 def number(text: str) -> Fraction | None:
     """The one number that this short text is, units beside it or not; None if it holds none or several."""
     text = plain(text).replace("**", "")
-    text = text.rsplit("=", 1)[-1].strip() if "=" in text else text
+    sides = [side.strip() for side in text.split("=")]
+    text = next((side for side in reversed(sides) if re.search(r"\d", side)), text)
+    text = UNITS.sub("", text)
     text = re.sub(r"(?<![\d.])\d{1,3}(?: \d{3})+(?![\d,.]*\d)", lambda m: m.group().replace(" ", ""), text)
     text = re.sub(r"(-?)\s*(\d+)?\s*\\frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}", _fraction, text)
     text = re.sub(r"(?<![\d/.])(-?)(\d+)\s+(\d+)/(\d+)(?![\d/])", lambda m: _mixed(*m.groups()), text)
     text = re.sub(r"^([-+]?)\s*[$\u20ac\u00a3]\s*(?=[-+.\d])", r"\1", text)
-    if re.search(r"\\(?!n\b)|[\^_{}*]|\d\s*[-+]\s*\d", text):
+    if re.search(r"\\(?!n\b)|[\^_{}*]|\d\s*[-+]\s*\d|\d!", text):
         return None  # a formula: for math-verify
     ratio = FRACTION.search(text)
     if ratio:
@@ -110,13 +127,17 @@ def _value(digits: str) -> Fraction:
 
 
 def last_number(text: str) -> str | None:
-    """The last number in running text, as written; a fraction a/b counts as one."""
-    text = SPACES.sub("", text.replace("\u2212", "-").replace("\\$", "").replace("$", "").replace("{,}", ","))
-    found = list(re.finditer(rf"{FRACTION.pattern}|{NUMBER.pattern}", text))
+    """The last number in running text, as written; a/b, 2 3/4 and \\frac{3}{4} count as one."""
+    text = SPACES.sub(
+        "", DASH.sub("-", text.replace("\u2212", "-").replace("\\$", "")).replace("$", "").replace("{,}", ",")
+    )
+    found = list(IN_TEXT.finditer(text))
     if not found:
         return None
     last = found[-1]
     written = last.group()
+    if last["top"] and int(last["top"]) >= int(last["bottom"]):
+        written = written.split(" ", 1)[1]  # "on day 3 12/4 eggs": no mixed number
     joined = last.start() > 0 and written[0] in "+-" and text[last.start() - 1].isalnum()
     return written[1:] if joined else written  # the dash of "10-18" or "A-1" is no sign
 
@@ -144,10 +165,10 @@ def answer_of(text: str, *, numeric: bool) -> tuple[str | None, str]:
 
 
 def same_text(gold: str, answer: str) -> bool:
-    """Whether both are the same signs once spaces, letter case of words and brackets around one letter are gone."""
+    """Whether both are the same signs without spaces, "x =", letter case of words, brackets around one letter."""
     forms = []
     for text in (gold, answer):
-        form = re.sub(r"\s+", "", plain(text))
+        form = re.sub(r"\s+", "", NAMED.sub("", plain(text)))
         choice = re.fullmatch(r"\(([A-Za-z])\)", form)
         forms.append(choice.group(1) if choice else form)
     words = all(re.fullmatch(r"[A-Za-z]{2,}", form) for form in forms)
@@ -172,18 +193,21 @@ def grade_maths(gold: str, text: str) -> Score:
         return Score(False, None, "no answer in the text")
     if same_text(gold, said):
         return Score(True, said, f"{rule}; same text")
-    want, got = (None if "%" in side else number(side) for side in (gold, said))
-    if want is not None and got is not None and _unitless(gold) and _unitless(said):
+    sides = [NAMED.sub("", plain(side)) for side in (gold, said)]
+    if _unitless(sides[0]):
+        sides[1] = UNITS.sub("", sides[1])
+    want, got = (number(side) if "%" not in side and _unitless(side) else None for side in sides)
+    if want is not None and got is not None:
         return Score(want == got, said, f"{rule}; {'equal' if want == got else f'wanted {gold}'}")
     return _judged(gold, said, rule)
 
 
 def _unitless(text: str) -> bool:
-    return not re.search(r"[A-Za-z,]", re.sub(r"\\frac|(?<=\d),(?=\d{3})", "", plain(text)))
+    return not re.search(r"[A-Za-z,]", re.sub(r"\\frac|(?<=\d),(?=\d{3})", "", text))
 
 
 def _judged(gold: str, said: str, rule: str) -> Score:
-    same = JUDGE.same(plain(gold), plain(said))
+    same = JUDGE.same(*(NAMED.sub("", plain(side)) for side in (gold, said)))
     if same is None:
         return Score(False, said, f"{rule}; math-verify ran out of time or memory, wanted {gold}")
     return Score(same, said, f"{rule}; math-verify says {'equal' if same else f'not equal, wanted {gold}'}")

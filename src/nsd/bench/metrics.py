@@ -187,13 +187,13 @@ def verify_share_of_wall(c: Counters) -> float | None:
 
 
 def draft_ms_per_token(c: Counters) -> float | None:
-    """1000 drafting seconds / (output tokens - tokens of the prefill)."""
-    return c.stats.draft_ms_per_token if _phases(c) else None
+    """1000 drafting seconds / (output tokens - tokens of the prefill); none where nothing was drafted."""
+    return c.stats.draft_ms_per_token if _phases(c) and c.stats.drafted else None
 
 
 def draft_ms_per_block(c: Counters) -> float | None:
-    """1000 drafting seconds / blocks."""
-    return _ratio(1e3 * c.stats.draft_s, c.stats.blocks) if _phases(c) else None
+    """1000 drafting seconds / blocks; none where nothing was drafted."""
+    return _ratio(1e3 * c.stats.draft_s, c.stats.blocks) if _phases(c) and c.stats.drafted else None
 
 
 def ttft_ms(c: Counters) -> float | None:

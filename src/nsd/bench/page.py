@@ -8,7 +8,9 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nsd.bench.document import Picture, Report, Section, Table
+    from collections.abc import Sequence
+
+    from nsd.bench.document import Card, Picture, Report, Section, Table
 
 
 def page(report: Report) -> str:
@@ -16,11 +18,20 @@ def page(report: Report) -> str:
     parts = {
         "title": escape(report.title),
         "lead": escape(report.lead),
+        "cards": "".join(_cards(name, cards) for name, cards in report.cards.items()),
         "contents": "".join(f'<a href="#{_anchor(s)}">{escape(s.title)}</a>' for s in report.sections),
         "sections": "".join(_section(s) for s in report.sections),
     }
     template = files("nsd.bench").joinpath("report.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+
+
+def _cards(name: str, cards: Sequence[Card]) -> str:
+    inner = "".join(
+        f"<div><dt>{escape(c.label)}</dt><dd>{escape(c.value)}<small>{escape(c.small)}</small></dd></div>"
+        for c in cards
+    )
+    return f'<dl class="cards" aria-label="{escape(name)}">{inner}</dl>'
 
 
 def _anchor(section: Section) -> str:
@@ -55,8 +66,9 @@ def _table(table: Table) -> str:
         for row in table.rows
     )
     top = f"<thead><tr>{head}</tr></thead>" if any(table.head) else ""
+    facts = "" if top else ' class="facts"'
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.caption)}"><table>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.caption)}"><table{facts}>'
         f"<caption>{escape(table.caption)}</caption>"
         f"{top}<tbody>{body}</tbody></table></div>"
     )

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nsd.bench.arms import Arm
-from nsd.bench.metrics import verify_ms_per_token
+from nsd.bench.arms import DEFAULT_THETA, Arm
+from nsd.bench.metrics import Counters, total, verify_ms_per_token
 from nsd.bench.results import OVERALL, Model, Results, Row
 from nsd.bench.stats import Spread, shifted
 from nsd.trace.analyze import PAPER, PAPER_CORE
+
+TASKS = 5
+"""Benchmarks behind an overall figure of the paper."""
 
 Own = Spread | float | None
 """One's own figure: with an interval, or a plain number, or none without a run that compares."""
@@ -33,36 +36,62 @@ class Figure:
     own: Callable[[Results], Own]
 
 
-def _model_of(results: Results, name: str) -> Model | None:
-    """A model of one's own runs that is the paper's: its name ends a checkpoint's."""
-    return next((m for m in results.models if name.lower() in m.config["engine"]["target"].lower()), None)
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What of the paper a figure belongs to: the checkpoint, the mechanism, its block in its own unit."""
+
+    model: str
+    drafter: str
+    block: int
+
+    def fits(self, model: Model) -> bool:
+        """Whether a run is of this checkpoint and mechanism, at temperature 1 and without truncation."""
+        engine, settings = model.config["engine"], model.config["settings"]
+        names = [part.lower() for folder in str(engine["target"]).split("/") for part in folder.split("--")]
+        usual = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        return (
+            self.model.lower() in names
+            and engine["drafter"] == self.drafter
+            and all(settings.get(name, value) == value for name, value in usual.items())
+        )
+
+    def arm(self, model: Model, kind: str, theta: float, block: int) -> Arm | None:
+        """The arm of a kind with this block and, where it has one, this theta; no cap and no budget on it."""
+
+        def alike(arm: Arm) -> bool:
+            relaxed = arm.kind == "nsd"
+            free = not any(arm.settings.get(name) is not None for name in ("max_deviation", "agreement"))
+            return free and (not relaxed or (arm.settings["rule"], arm.theta) == ("nsd", theta))
+
+        return next((a for a in model.arms if a.kind == kind and a.block == block and alike(a)), None)
 
 
-def _arm(model: Model, kind: str, theta: float | None, k: int | None) -> Arm | None:
-    if theta is None and k is None:
-        return next((a for a in model.main if a.kind == kind), None)
-    fits = [
-        a for a in model.arms if a.kind == kind and (theta is None or a.theta == theta) and (k is None or a.block == k)
-    ]
-    return fits[-1] if fits else None
+def _rows(
+    results: Results, setting: _Setting, kind: str, task: str, theta: float = DEFAULT_THETA, block: int | None = None
+) -> list[Row]:
+    """Rows of one's own runs of a setting; overall rows only of runs of as many tasks as the paper has."""
+    found = []
+    for model in results.models:
+        arm = setting.arm(model, kind, theta, block or setting.block) if setting.fits(model) else None
+        whole = task != OVERALL or len(model.tasks) == TASKS
+        if arm is not None and whole and (arm.name, task) in model.rows:
+            found.append(model.row(arm, task))
+    return found
 
 
 def _own(
-    name: str,
+    setting: _Setting,
     kind: str,
     value: Callable[[Row], Own],
     task: str = OVERALL,
-    theta: float | None = None,
-    k: int | None = None,
+    theta: float = DEFAULT_THETA,
+    block: int | None = None,
 ) -> Callable[[Results], Own]:
-    """The same figure from one's own runs of the same model, arm and task; None without such a run."""
+    """The same figure from one's own runs of the same model, mechanism, arm and task; None without such a run."""
 
     def found(results: Results) -> Own:
-        model = _model_of(results, name)
-        arm = None if model is None else _arm(model, kind, theta, k)
-        return (
-            None if model is None or arm is None or (arm.name, task) not in model.rows else value(model.row(arm, task))
-        )
+        rows = _rows(results, setting, kind, task, theta, block)
+        return value(rows[0]) if rows else None
 
     return found
 
@@ -91,6 +120,15 @@ def _cells(value: Callable[[Results], Own]) -> Callable[[Results], Own]:
     return lambda results: value(results) if results.cells.count == 30 else None
 
 
+def _nemotron(size: str) -> _Setting:
+    return _Setting(f"Nemotron-Labs-Diffusion-{size}", "nemotron", 32)
+
+
+def _qwen(size: str) -> _Setting:
+    return _Setting(f"Qwen3-{size}", "dspark", 7)
+
+
+_MTP = _Setting("Qwen3.5-4B", "mtp", 2)
 _NEMOTRON = {"3B": (6.29, 9.54), "8B": (4.98, 11.82), "14B": (4.67, 11.54)}
 _QWEN = {"4B": (5.36, 6.60), "8B": (5.41, 6.69), "14B": (5.38, 6.68)}
 _TABLE_2 = (
@@ -157,21 +195,21 @@ def _largest(percent: Spread | None) -> Own:
 
 def _lengths() -> list[Figure]:
     found = []
-    for family, name, sizes in (("Nemotron", "Nemotron-Labs-Diffusion", _NEMOTRON), ("Qwen3", "Qwen3", _QWEN)):
+    for family, setting, sizes in (("Nemotron", _nemotron, _NEMOTRON), ("Qwen3", _qwen, _QWEN)):
         for size, pair in sizes.items():
             for kind, value in zip(("sd", "nsd"), pair, strict=True):
-                own = _own(f"{name}-{size}", kind, _tau)
+                own = _own(setting(size), kind, _tau)
                 found.append(Figure(f"{family}-{size}", f"tau, {kind.upper()}", value, "tokens", 2, "section 4.2", own))
     return found
 
 
 def _quality() -> list[Figure]:
-    name, where = "Qwen3-4B", "section 4.2, overall row"
+    name, where, setting = "Qwen3-4B", "section 4.2, overall row", _qwen("4B")
     return [
-        Figure(name, "score, SD", 68.65, "%", 2, where, _own(name, "sd", _score)),
-        Figure(name, "score, NSD", 67.66, "%", 2, where, _own(name, "nsd", _score)),
-        Figure(name, "speed-up over AR, SD", 3.13, "x", 2, where, _own(name, "sd", _over("ar"))),
-        Figure(name, "speed-up over AR, NSD", 4.00, "x", 2, where, _own(name, "nsd", _over("ar"))),
+        Figure(name, "score, SD", 68.65, "%", 2, where, _own(setting, "sd", _score)),
+        Figure(name, "score, NSD", 67.66, "%", 2, where, _own(setting, "nsd", _score)),
+        Figure(name, "speed-up over AR, SD", 3.13, "x", 2, where, _own(setting, "sd", _over("ar"))),
+        Figure(name, "speed-up over AR, NSD", 4.00, "x", 2, where, _own(setting, "nsd", _over("ar"))),
     ]
 
 
@@ -186,7 +224,7 @@ def _ablation() -> list[Figure]:
         ]
         for what, value, unit, of in parts:
             if value is not None:
-                own = _own(f"Nemotron-Labs-Diffusion-{size}", "nsd", of, task, theta, block)
+                own = _own(_nemotron(size), "nsd", of, task, theta, block)
                 found.append(Figure(f"Nemotron-{size}", f"{what}; {at}", value, unit, 2, "section 4.3, Table 2", own))
     return found
 
@@ -194,27 +232,31 @@ def _ablation() -> list[Figure]:
 def _mtp() -> list[Figure]:
     name, where = "Qwen3.5-4B", "appendix D.1, Table 6"
     return [
-        Figure(name, "tokens/s, SD, MTP K=2", 105.90, "1/s", 2, where, _own(name, "sd", _rate, k=2)),
-        Figure(name, "tokens/s, NSD, MTP K=2", 179.90, "1/s", 2, where, _own(name, "nsd", _rate, k=2)),
-        Figure(name, "speed-up over SD, MTP K=2", 1.70, "x", 2, where, _own(name, "nsd", _over("sd"), k=2)),
+        Figure(name, "tokens/s, SD, MTP K=2", 105.90, "1/s", 2, where, _own(_MTP, "sd", _rate)),
+        Figure(name, "tokens/s, NSD, MTP K=2", 179.90, "1/s", 2, where, _own(_MTP, "nsd", _rate)),
+        Figure(name, "speed-up over SD, MTP K=2", 1.70, "x", 2, where, _own(_MTP, "nsd", _over("sd"))),
     ]
 
 
 def _verification() -> list[Figure]:
+    """Over the tokens of all Nemotron models together."""
     name, where = "Nemotron", "section 4.4"
-    own = "Nemotron-Labs-Diffusion"
 
-    def calls(row: Row) -> float | None:
-        return row.counters.stats.calls_per_token
+    def pooled(kind: str, of: Callable[[Counters], float | None]) -> Callable[[Results], Own]:
+        def found(results: Results) -> Own:
+            rows = [row for size in _NEMOTRON for row in _rows(results, _nemotron(size), kind, OVERALL)[:1]]
+            return of(total(row.counters for row in rows)) if rows else None
 
-    def verify(row: Row) -> float | None:
-        return verify_ms_per_token(row.counters)
+        return found
+
+    def calls(counters: Counters) -> float | None:
+        return counters.stats.calls_per_token
 
     return [
-        Figure(name, "target calls per token, SD", 0.1600, "", 4, where, _own(own, "sd", calls)),
-        Figure(name, "target calls per token, NSD", 0.0835, "", 4, where, _own(own, "nsd", calls)),
-        Figure(name, "verification per token, SD", 5.26, "ms", 2, where, _own(own, "sd", verify)),
-        Figure(name, "verification per token, NSD", 2.72, "ms", 2, where, _own(own, "nsd", verify)),
+        Figure(name, "target calls per token, SD", 0.1600, "", 4, where, pooled("sd", calls)),
+        Figure(name, "target calls per token, NSD", 0.0835, "", 4, where, pooled("nsd", calls)),
+        Figure(name, "verification per token, SD", 5.26, "ms", 2, where, pooled("sd", verify_ms_per_token)),
+        Figure(name, "verification per token, NSD", 2.72, "ms", 2, where, pooled("nsd", verify_ms_per_token)),
     ]
 
 

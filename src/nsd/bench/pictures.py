@@ -15,7 +15,7 @@ def of_model(m: Model) -> list[tuple[str, str]]:
     """Caption and SVG of each figure that a model's results have data for."""
     prompts = m.row(m.arms[0]).prompts
     return [
-        (f"Speed against score, over all tasks (n = {prompts}); bars are 95% intervals of the speed-up.", pareto(m)),
+        (f"Speed against score, over all tasks (n = {prompts}); lines are 95% intervals of the speed-up.", pareto(m)),
         ("τ against K.", tau_by_k(m)),
         ("Share accepted of tested proposals, by place in the block.", by_position(m)),
         ("Drafting and verification per token.", time_per_token(m)),
@@ -25,23 +25,27 @@ def of_model(m: Model) -> list[tuple[str, str]]:
 
 
 def pareto(m: Model) -> str:
-    """Speed-up over AR against score, every arm, with θ and K as labels."""
-    if not any(arm.kind == "ar" for arm in m.arms):
+    """Speed-up over AR (without AR: over SD of the same K) against score, every arm, with θ and K as labels."""
+    base = next((kind for kind in ("ar", "sd") if any(arm.kind == kind for arm in m.arms)), None)
+    if base is None or all(arm.kind == base for arm in m.arms):
         return ""
     groups: dict[str, list[Point]] = {}
     ks = {arm.k for arm in m.arms if arm.k}
     for arm in m.arms:
         row = m.row(arm)
-        over = row.over["ar"].prefill_in if "ar" in row.over else None
-        if arm.kind != "ar" and over is None:
+        over = row.over[base].prefill_in if base in row.over else None
+        if arm.kind != base and over is None:
             continue
         spread = estimate(over)
         theta = f"θ={arm.theta:g}" if arm.theta is not None else arm.kind.upper()
         label = theta + (f" K={arm.k}" if arm.k and len(ks) > 1 else "")
-        point = Point(1.0 if over is None else over.value, 100 * row.score.value, label, spread.low, spread.high)
+        value, strong = 1.0 if over is None else over.value, arm in m.main
+        point = Point(value, 100 * row.score.value, label, spread.low, spread.high, strong)
         groups.setdefault(arm.kind, []).append(point)
     series = [Series(_NAMES[kind], points, joined=False, colour=_COLOURS[kind]) for kind, points in groups.items()]
-    return plot(series, "speed-up over AR", "score, %", zero=False)
+    return plot(
+        series, "speed-up over AR" if base == "ar" else "speed-up over SD of the same K", "score, %", zero=False
+    )
 
 
 def tau_by_k(m: Model) -> str:
@@ -82,8 +86,8 @@ def time_per_token(m: Model) -> str:
     for arm in m.main:
         counters = m.row(arm).counters
         draft, verify = draft_ms_per_token(counters), verify_ms_per_token(counters)
-        if draft is not None and verify is not None:
-            groups.append((arm.title, [("verification", verify), ("drafting", draft)]))
+        if verify is not None:
+            groups.append((arm.title, [("verification", verify), ("drafting", draft or 0.0)]))
     return bars(groups, "ms")
 
 

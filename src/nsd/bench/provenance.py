@@ -32,6 +32,7 @@ def provenance(m: Model) -> Table:
         "order": f"{config['order']}, prompt by prompt; warm-up of {config['warm_up_tokens']} tokens not counted",
         "speed": f"{config['speed']['headline']}; {config['speed']['statistic']}",
         "hardware": f"{hardware.get('cpu')}, {hardware.get('threads')} threads; {gpus}",
+        "load before": _loads(m),
         "sandbox": _sandbox(session),
         "versions": _words(session.get("versions", {})),
         "revision": session.get("revision") or "not in a repository",
@@ -44,6 +45,23 @@ def provenance(m: Model) -> Table:
         "begun, finished": f"{manifest['created']}, {manifest.get('finished', 'not finished')}",
     }
     return Table(m.title, ["", ""], [[name, str(value)] for name, value in facts.items()])
+
+
+def _sessions(m: Model) -> list[dict[str, Any]]:
+    return [session for run in m.runs for session in run.manifest["sessions"]]
+
+
+def _loads(m: Model) -> str:
+    found = [session.get("hardware", {}) for session in _sessions(m)]
+    known = [f"{h['load']:g} on {h['cores']} cores" for h in found if h.get("load") is not None]
+    return ", ".join(dict.fromkeys(known)) or "not recorded"
+
+
+def busy(m: Model) -> bool:
+    """Whether a session began on a machine that had not enough idle cores for it; its times are then of no use."""
+    machines = [session.get("hardware", {}) for session in _sessions(m)]
+    known = [h for h in machines if h.get("load") is not None and h.get("cores") and h.get("threads")]
+    return any(h["load"] + h["threads"] > h["cores"] + 0.5 for h in known if not h.get("gpus"))
 
 
 def _origin(told: dict[str, Any]) -> str:
@@ -71,15 +89,29 @@ def _words(values: dict[str, Any]) -> str:
     return ", ".join(f"{name} {_words(v) if isinstance(v, dict) else str(v)[:40]}" for name, v in values.items())
 
 
+def _machine(session: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in session.get("hardware", {}).items() if name != "load"}
+
+
 def warnings(models: Sequence[Model]) -> list[str]:
     """What a reader must know before quoting a number."""
     found = []
     for m in models:
         if not all(run.complete for run in m.runs):
             found.append(f"{m.title}: a run is partial; its numbers will change.")
+        if len({seed for r in m.runs for seed in r.manifest["config"]["seeds"]}) > 1:
+            found.append(
+                f"{m.title}: McNemar's p counts the answers of one prompt under several seeds as independent, so it is "
+                "too small where they are alike; the intervals resample whole prompts and are not."
+            )
         if m.left_out:
             found.append(f"{m.title}: {m.left_out} prompts that not all arms have answered are left out.")
-        machines = {json.dumps([s.get("hardware"), s.get("versions")]) for r in m.runs for s in r.manifest["sessions"]}
+        if busy(m):
+            found.append(
+                f"{m.title}: other work ran on the machine when a session began ({_loads(m)}), so its times and "
+                "speed-ups are noise; τ, acceptance, ES and scores do not depend on it."
+            )
+        machines = {json.dumps([_machine(s), s.get("versions")]) for s in _sessions(m)}
         if len(machines) > 1:
             found.append(
                 f"{m.title}: its sessions ran on different machines or versions, so times are not of one kind."

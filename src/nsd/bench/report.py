@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from nsd.bench import pictures
+from nsd.bench.arms import baseline
 from nsd.bench.bundle import BenchError, Key, StoredRun
-from nsd.bench.document import Picture, Report, Section, Table
+from nsd.bench.document import Card, Picture, Report, Section, Table
 from nsd.bench.metrics import METRICS, histogram
 from nsd.bench.paper import figures as paper_figures
 from nsd.bench.provenance import provenance, warnings
@@ -40,16 +41,16 @@ def report_of(runs: Sequence[StoredRun], with_paper: bool = False) -> Report:
     if grid := _grid(models):
         sections += [Section("Ablation over θ and K", [*grid, NOT_MONOTONE])]
     sections += [Section("Throughput and time", [table for m in models for table in _throughput(m)])]
-    sections += [Section("Fidelity", [_fidelity(m) for m in models])]
+    sections += [Section("Fidelity", [part for m in models for part in _fidelity(m)])]
     if analysis is not None:
         sections += [Section("Rejections and rescues", [_analysis_table(results.analysis)])]
     if with_paper:
         sections += [Section("Beside the paper", [_beside_paper(results), _PAPER_NOTE])]
     sections += [Section("How this was run", [*(provenance(m) for m in models), *warnings(models)])]
     names = ", ".join(run.name for run in runs)
-    return Report(
-        f"Benchmark: {_titles(models)}", f"Runs: {names}. {_headline(results)}", sections, results, with_paper
-    )
+    title, lead = f"Benchmark: {_titles(models)}", f"Runs: {names}. {_headline(results)}"
+    cards = {m.title: _cards(m) for m in models if m.nsd is not None}
+    return Report(title, lead, sections, results, with_paper, cards)
 
 
 def write(report: Report, folder: Path) -> list[Path]:
@@ -93,6 +94,28 @@ def _headline(results: Results) -> str:
     return " ".join(found)
 
 
+def _cards(m: Model) -> list[Card]:
+    """The headline arm in numbers, each with what it must not stand without."""
+    assert m.nsd is not None
+    row, sd = m.row(m.nsd), baseline(m.nsd, m.arms, "sd")
+    found = []
+    for kind in ("ar", "sd"):
+        if (over := _over(row, kind)) is not None:
+            value, _, interval = speed_text(over).partition(" ")
+            found.append(Card(f"speed-up over {kind.upper()}", value, interval))
+    exact = None if sd is None else m.row(sd)
+    beside = [m.nsd.title] if exact is None else [f"SD {tau_text(exact)}", m.nsd.title]
+    found.append(Card("tokens per target pass, τ", tau_text(row), ", ".join(beside)))
+    points = points_text(row.quality.get("sd"))
+    beside = [] if exact is None else [f"SD {score_text(exact.score)}%: {points}; points"]
+    found.append(Card("score", f"{score_text(row.score)}%", ", ".join([*beside, f"{row.answers} answers"])))
+    if (es := METRICS["mean_ES"].of(row.counters)) is not None:
+        largest = METRICS["max_ES"].of(row.counters)
+        beside = [f"largest {number(largest, 3)}"] if largest is not None else ["estimated by the rescue rate"]
+        found.append(Card("deviation of a step, mean ES", number(es, 4), ", ".join(beside)))
+    return found
+
+
 def _over(row: Row, kind: str) -> Spread | None:
     speedup: Speedup | None = row.over.get(kind)
     return None if speedup is None else speedup.prefill_in
@@ -105,10 +128,12 @@ def _table_1(models: Sequence[Model]) -> list[Table]:
 
 def _main_table(m: Model) -> Table:
     head, rows = ["task"], []
+    against = {kind for arm in m.main for kind in m.row(arm).over}
+    over_ar = ["speed-up over AR"] if "ar" in against else []
     for arm in m.main:
         head += [f"{arm.title}: score"]
-        head += [] if arm.kind == "ar" else ["speed-up over AR", "τ"]
-    nsd = m.nsd
+        head += [] if arm.kind == "ar" else [*over_ar, "τ"]
+    nsd = m.nsd if "sd" in against else None
     if nsd is not None:
         head += ["NSD over SD", "NSD score − SD, points"]
     for task in (*m.tasks, OVERALL) if len(m.tasks) > 1 else m.tasks:
@@ -116,7 +141,8 @@ def _main_table(m: Model) -> Table:
         for arm in m.main:
             row = m.row(arm, task)
             cells += [score_text(row.score)]
-            cells += [] if arm.kind == "ar" else [speed_text(_over(row, "ar")), tau_text(row)]
+            speed = [speed_text(_over(row, "ar"))] if over_ar else []
+            cells += [] if arm.kind == "ar" else [*speed, tau_text(row)]
         if nsd is not None:
             row = m.row(nsd, task)
             cells += [speed_text(_over(row, "sd")), points_text(row.quality.get("sd"))]
@@ -154,8 +180,9 @@ _HOW_MEASURED = (
     "are unweighted means over tasks."
 )
 _PAPER_NOTE = (
-    "Own cells are filled where a run is of the paper's model, task and setting, and empty elsewhere. Hardware "
-    "differs, so absolute times do not compare; ratios and lengths do."
+    "Own cells are filled where a run is of the paper's checkpoint, mechanism, block, θ and temperature, overall ones "
+    "where it has five tasks; they are empty elsewhere. Hardware differs, so absolute times do not compare; ratios and "
+    "lengths do."
 )
 
 
@@ -178,7 +205,7 @@ def _grid(models: Sequence[Model]) -> list[Table | str]:
     return found
 
 
-def _throughput(m: Model) -> list[Table]:
+def _throughput(m: Model) -> list[Table | str]:
     """All times of the headline arms over all tasks, and speed-ups in their three forms."""
     names = [
         "tokens_per_second", "decode_tokens_per_second", "tau", "tau_per_request", "acceptance", "calls_per_token",
@@ -192,7 +219,7 @@ def _throughput(m: Model) -> list[Table]:
         for kind, speedup in m.row(arm).over.items():
             cells = [speed_text(getattr(speedup, form)) for form in forms]
             rows.append([f"{arm.title} over {kind.upper()}", *cells])
-    tables = [times, Table(f"{m.title}, speed-ups, overall", ["", *forms.values()], rows)] if rows else [times]
+    tables = [*times, Table(f"{m.title}, speed-ups, overall", ["", *forms.values()], rows)] if rows else times
     sizes = sorted({size for arm in m.main for size in histogram(m.row(arm).counters)})
     blocks = [[arm.title, *(str(histogram(m.row(arm).counters).get(s, 0)) for s in sizes)] for arm in m.main if arm.k]
     return (
@@ -200,19 +227,26 @@ def _throughput(m: Model) -> list[Table]:
     )
 
 
-def _metric_table(m: Model, caption: str, names: Sequence[str]) -> Table:
-    head = ["", *(arm.title for arm in m.main)]
-    rows = []
+def _metric_table(m: Model, caption: str, names: Sequence[str]) -> list[Table | str]:
+    """Metrics of the headline arms; those that no arm has a value for are named under the table."""
+    head, rows, unknown = ["", *(arm.title for arm in m.main)], [], []
+    counters = [m.row(arm).counters for arm in m.main]
     for name in names:
         metric = METRICS[name]
+        found = [metric.of(c) for c in counters]
+        if all(value is None for value in found):
+            unknown.append(metric.title)
+            continue
+        kinds = {c.stats.ES_is for c in counters if c.stats.ES_is not in (None, "exact")} if "_ES" in name else set()
         unit = f", {metric.unit}" if metric.unit else ""
         rows.append(
-            [f"{metric.title}{unit}", *(number(metric.of(m.row(arm).counters), metric.digits) for arm in m.main)]
+            [", ".join([f"{metric.title}{unit}", *sorted(map(str, kinds))]), *(number(v, metric.digits) for v in found)]
         )
-    return Table(caption, head, rows)
+    table: list[Table | str] = [Table(caption, head, rows)]
+    return [*table, f"Not known of this run: {'; '.join(unknown)}."] if unknown else table
 
 
-def _fidelity(m: Model) -> Table:
+def _fidelity(m: Model) -> list[Table | str]:
     names = [
         "rescue_rate",
         "rejected_in_top_ten",
@@ -232,7 +266,8 @@ def _fidelity(m: Model) -> Table:
 def _pictures(models: Sequence[Model]) -> list[Picture | str]:
     found: list[Picture | str] = []
     for m in models:
-        found += [Picture(f"{m.title}. {caption}", svg) for caption, svg in pictures.of_model(m) if svg]
+        whose = f"{m.title}. " if len(models) > 1 else ""
+        found += [Picture(f"{whose}{caption}", svg) for caption, svg in pictures.of_model(m) if svg]
     return found
 
 

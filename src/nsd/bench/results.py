@@ -7,8 +7,9 @@ overall row is the unweighted mean over tasks; a speed-up is a ratio of totals o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -194,8 +195,17 @@ class Results:
 
 def results_of(runs: Sequence[StoredRun]) -> Results:
     """The numbers of some runs; shards of one evaluation are pooled, each other run is a model of its own."""
-    models = tuple(_model(group) for group in shards(runs))
+    models = _told_apart([_model(group) for group in shards(runs)])
     return Results(models, _cells(models))
+
+
+def _told_apart(models: Sequence[Model]) -> tuple[Model, ...]:
+    """Models of one pair under several configurations also bear the names of their runs."""
+    titles = [m.title for m in models]
+    return tuple(
+        replace(m, title=f"{m.title} ({', '.join(run.name for run in m.runs)})") if titles.count(m.title) > 1 else m
+        for m in models
+    )
 
 
 def estimate(spread: Spread | None) -> Estimate:
@@ -217,12 +227,14 @@ def _model(runs: Sequence[StoredRun]) -> Model:
                 )
             by_key[Key.of(record)] = record
     tasks, left_out = {}, 0
-    for number, task in enumerate(config["tasks"]):
+    for task in config["tasks"]:
         everyone = {(k.problem, k.seed) for k in by_key if k.task == task}
         shared = sorted(at for at in everyone if all(Key(a.name, task, *at) in by_key for a in arms))
         left_out += len(everyone) - len(shared)
         if shared:
-            tasks[task] = {a.name: _Sums(number, [by_key[Key(a.name, task, *at)] for at in shared]) for a in arms}
+            tasks[task] = {
+                a.name: _Sums(crc32(task.encode()), [by_key[Key(a.name, task, *at)] for at in shared]) for a in arms
+            }
     if not tasks:
         raise BenchError(
             f"run {runs[0].name} has no prompt that all arms answered, wanted one; nsd bench --resume {runs[0].name}"
@@ -235,7 +247,7 @@ def _model(runs: Sequence[StoredRun]) -> Model:
 
 
 class _Sums:
-    """An arm's records of one task, summed by problem."""
+    """An arm's records of one task, summed by problem; the stratum is the task's, so that models share resamples."""
 
     def __init__(self, stratum: int, records: Sequence[Record]) -> None:
         self.stratum, self.records = stratum, records

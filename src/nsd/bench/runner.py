@@ -215,6 +215,7 @@ def session_facts(command: Sequence[str], sandboxed: bool = False) -> dict[str, 
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gb": _memory_gb(),
+        "load": _load(),
         "gpus": cards,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
@@ -234,6 +235,14 @@ def _cpu() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or "not named"
+
+
+def _load() -> float | None:
+    """Processes that wanted a core in the minute before, on average: what else runs here."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (OSError, AttributeError):
+        return None
 
 
 def _memory_gb() -> float | None:
@@ -265,9 +274,12 @@ def _keep_trace(bundle: RunWriter, turn: Turn, arm: Arm, answer: Answer) -> None
     if answer.save is None:
         return
     path = bundle.folder / trace_name(turn.key(arm))
-    path.parent.mkdir(exist_ok=True)
-    path.unlink(missing_ok=True)
-    answer.save(path)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        answer.save(path)
+    except OSError as error:
+        raise bundle.unwritable(error) from error
 
 
 class _Clock:

@@ -16,8 +16,11 @@ from nsd.bench.arms import Arm
 from nsd.bench.engine import Engine
 from nsd.bench.metrics import Counters
 from nsd.bench.runner import Plan, Turn, settings_of
+from nsd.bench.stats import mcnemar
 from nsd.errors import ConfigError
 
+CHANCE = 0.2
+"""McNemar's p above which a lower score in an early round may be chance."""
 FIRST_PROMPTS = 4
 """Prompts of the first round; each later round doubles them."""
 
@@ -54,14 +57,18 @@ class Candidate:
     arm: Arm
     mode: str
     counters: Counters = field(default_factory=Counters)
-    right: int = 0
-    answers: int = 0
+    verdicts: list[bool] = field(default_factory=list)
     stopped: str | None = None
 
     @property
     def name(self) -> str:
         """The arm with its drafting mode."""
         return self.arm.name if self.mode == "default" else f"{self.arm.name}-{self.mode}"
+
+    @property
+    def answers(self) -> int:
+        """How many prompts it has answered."""
+        return len(self.verdicts)
 
     @property
     def rate(self) -> float:
@@ -71,7 +78,7 @@ class Candidate:
     @property
     def score(self) -> float:
         """Percent of its answers that are right."""
-        return 100 * self.right / self.answers if self.answers else 0.0
+        return 100 * sum(self.verdicts) / self.answers if self.answers else 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -180,8 +187,7 @@ def _rounds(prompts: int) -> Iterator[int]:
 def _answer(engine: Engine, plan: Plan, turn: Turn, candidate: Candidate) -> None:
     answer = engine.answer(turn.problem, settings_of(plan, turn, candidate.arm), drafting=True)
     candidate.counters += answer.counters
-    candidate.right += turn.task.score(turn.problem, answer.text).correct
-    candidate.answers += 1
+    candidate.verdicts.append(turn.task.score(turn.problem, answer.text).correct)
 
 
 def _warm_up(engines: Mapping[str, Engine], plan: Plan, turn: Turn, candidates: Sequence[Candidate]) -> None:
@@ -199,7 +205,7 @@ def _halved(live: list[Candidate], limits: Limits, last: bool) -> list[Candidate
     exact = max((c for c in live if c.arm.kind == "sd"), key=lambda c: c.rate)
     within = []
     for candidate in live:
-        candidate.stopped = _broken(candidate, exact, limits)
+        candidate.stopped = _broken(candidate, exact, limits, last)
         if candidate.stopped is None:
             within.append(candidate)
     if last:
@@ -214,8 +220,11 @@ def _halved(live: list[Candidate], limits: Limits, last: bool) -> list[Candidate
     return kept
 
 
-def _broken(candidate: Candidate, exact: Candidate, limits: Limits) -> str | None:
-    """Which limit a candidate breaks on what it has answered, None if none."""
+def _broken(candidate: Candidate, exact: Candidate, limits: Limits, last: bool) -> str | None:
+    """Which limit a candidate breaks on what it has answered, None if none.
+
+    Before the last round a lower score counts only where chance hardly explains it: of four prompts, one is 25 points.
+    """
     if candidate.arm.kind == "sd":
         return None
     spent = metrics.mean_eps(candidate.counters)
@@ -225,6 +234,9 @@ def _broken(candidate: Candidate, exact: Candidate, limits: Limits) -> str | Non
             "its mean deviation is not known" if mean is None else f"mean deviation {mean:.4f} over {limits.mean_es:g}"
         )
     if limits.score_drop is not None and exact.score - candidate.score > limits.score_drop:
+        pairs = list(zip(candidate.verdicts, exact.verdicts, strict=False))
+        if not last and mcnemar(pairs.count((True, False)), pairs.count((False, True))) > CHANCE:
+            return None
         return f"score {candidate.score:.1f}%, SD {exact.score:.1f}%: more than {limits.score_drop:g} points lower"
     return None
 
@@ -240,10 +252,11 @@ def _why(chosen: Candidate, candidates: Sequence[Candidate], limits: Limits, rou
         "whole-sequence agreement at least": limits.agreement,
     }
     wanted = ", ".join(f"{name} {value:g}" for name, value in given.items() if value is not None)
+    prompts = _counted(chosen.answers, "prompt")
     stats = chosen.counters.stats
     words = [
         f"Of {len(candidates)} settings, {chosen.name} was the fastest that keeps the limits ({wanted}): "
-        f"{chosen.rate:.1f} tokens/s at tau {stats.tau or 1.0:.2f} on {chosen.answers} prompts, score "
+        f"{chosen.rate:.1f} tokens/s at tau {stats.tau or 1.0:.2f} on {prompts}, score "
         f"{chosen.score:.1f}%.",
     ]
     if chosen is not exact:
@@ -251,7 +264,8 @@ def _why(chosen: Candidate, candidates: Sequence[Candidate], limits: Limits, rou
             f"Exact speculation at its best ({exact.name}) gave {exact.rate:.1f} tokens/s and {exact.score:.1f}% on "
             f"{exact.answers}."
         )
-    words.append(f"{broke} settings broke a limit; the rest were slower, after {len(rounds)} rounds of halving.")
+    settings, halvings = _counted(broke, "setting"), _counted(len(rounds), "round")
+    words.append(f"{settings} broke a limit; the rest were slower, after {halvings} of halving.")
     if limits.agreement is not None:
         words.append(
             "A whole-sequence agreement leaves next to nothing to spend at each token, so this is practically SD; "
@@ -259,6 +273,10 @@ def _why(chosen: Candidate, candidates: Sequence[Candidate], limits: Limits, rou
         )
     words.append("The sample is small: nsd bench with these settings measures speed and score with intervals.")
     return " ".join(words)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def as_toml(found: Found, pair: Mapping[str, Any]) -> str:

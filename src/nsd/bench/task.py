@@ -102,7 +102,7 @@ class Task(ABC):
         rows = self._local(data_dir) if data_dir is not None else self._hub()
         kept = [(where, row) for where, row in rows if self.keep(row)]
         if self.size and len(kept) != self.size and not self._sample(data_dir):
-            origin = self._find(data_dir).name if data_dir is not None else "the data set"
+            origin = self.origin(data_dir).get("file", "the data set")
             raise TaskDataError(
                 f"{origin} gives {len(kept)} problems of {self.name}, wanted {self.size}; fetch it again, "
                 f"or name the file {self._stem}_sample.jsonl to use a part on purpose"
@@ -148,7 +148,10 @@ class Task(ABC):
         )
 
     def _local(self, data_dir: Path) -> list[tuple[str, Row]]:
-        path = self._find(data_dir)
+        return self._rows(self._find(data_dir))
+
+    def _rows(self, path: Path) -> list[tuple[str, Row]]:
+        """The rows of one JSONL file, each with its place."""
         rows: list[tuple[str, Row]] = []
         try:
             text = path.read_text(encoding="utf-8")

@@ -110,7 +110,7 @@ class VllmEngine:
             "target": self._model,
             "dtype": self._where["dtype"],
             "device": self._where["device"],
-            "drafter": self._kind,
+            "drafter": self._name if self._name == shipped.NAME else self._kind,
             "draft_law": "sampled" if mode == "sampled" else "point",
             "drafting_mode": mode,
             "gate": "none",
@@ -304,7 +304,7 @@ def _gpu() -> bool:
 
 
 def _dtype(name: str) -> str:
-    return name if name != "int8" and name != "int4" else _no_such(name)
+    return name if name not in ("int8", "int4", "w8a8") else _no_such(name)
 
 
 def _no_such(name: str) -> str:

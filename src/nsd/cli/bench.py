@@ -172,7 +172,8 @@ def run_request(
         engine, plan = _on_vllm(request, problems)
     else:
         pair = load_pair(request["model"], request["drafter"], request["draft"], **request["where"])
-        engine = OwnEngine(pair, request["model"], request["drafter"], request["trace"])
+        source = str(request["draft"].get("source", request["drafter"]))
+        engine = OwnEngine(pair, request["model"], source, request["trace"])
         plan = plan_of(request, engine, problems)
     name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{Path(request['model']).name}"
     config = {**plan.config(engine.facts()), "request": request}
@@ -314,7 +315,10 @@ def sweep(
         raise ConfigError(f"--modes got '{wrong[0]}', wanted default, sampled or greedy; try --modes sampled,greedy")
     if min_agreement is not None:
         note("an agreement over whole sequences is practically SD: next to nothing may be spent at each token")
-    found_tasks = find_tasks(tasks or ["toy"], data_dir)
+    problems = []
+    for task in find_tasks(tasks or ["toy"], data_dir):
+        task.ready()
+        problems.append((task, task.load(data_dir, limit)))
     names = o.folder_or_name(model), o.folder_or_name(drafter)
     options = o.draft_options(draft)
     where: dict[str, Any] = {"dtype": dtype, "engine": engine, "device": device, "threads": threads}
@@ -324,7 +328,7 @@ def sweep(
         engines[kind] = OwnEngine(load_pair(*names, own, **where), *names)
         ks = [engines[kind].proposals(value) for value in ks]
     plan = Plan(
-        problems=[(task, task.load(data_dir, limit)) for task in found_tasks],
+        problems=problems,
         arms=tuple(c.arm for c in candidates_of(ks[:1], thetas[:1], caps[:1], kinds[:1], limits)),
         seeds=(seed,),
         settings={"temperature": temperature},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,20 @@ from nsd.errors import ConfigError
 FLAG = "--config"
 
 
-def split_config(arguments: list[str], commands: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
+def split_config(
+    arguments: list[str], commands: Iterable[str], groups: Mapping[str, Iterable[str]] | None = None
+) -> tuple[list[str], dict[str, Any]]:
     """The arguments without --config FILE, and the defaults for each command that the file gives.
 
-    Names are those of the options, with - or _; a command takes those that it has, and what is typed wins.
+    groups names commands of commands. Names are those of the options, with - or _; a command takes those that it has,
+    and what is typed wins. What follows a bare -- belongs to somebody else.
     """
     rest, path = [], None
     given = iter(arguments)
     for argument in given:
-        if argument == FLAG:
+        if argument == "--":
+            rest += [argument, *given]
+        elif argument == FLAG:
             path = next(given, None)
             if path is None:
                 raise ConfigError(f"{FLAG} got nothing, wanted a TOML file; nsd sweep writes one")
@@ -31,7 +36,8 @@ def split_config(arguments: list[str], commands: Iterable[str]) -> tuple[list[st
     if path is None:
         return arguments, {}
     values = read_config(Path(path).expanduser())
-    return rest, {command: values for command in commands}
+    nested = {group: dict.fromkeys(inner, values) for group, inner in (groups or {}).items()}
+    return rest, {**dict.fromkeys(commands, values), **nested}
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -56,13 +56,17 @@ def root(
 _UsageProblem: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
+def _names(commands: typer.Typer) -> list[str]:
+    return [one.name or one.callback.__name__ for one in commands.registered_commands if one.callback]
+
+
 def main() -> None:
     """Entry point of `nsd` and `python -m nsd`."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1 or bool(os.environ.get("NSD_DEBUG"))
     try:
-        names = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
-        rest, defaults = split_config(arguments, names)
+        groups = {str(g.name): _names(g.typer_instance) for g in app.registered_groups if g.typer_instance}
+        rest, defaults = split_config(arguments, _names(app), groups)
         code = app(args=rest, standalone_mode=False, default_map=defaults)
         sys.exit(code if isinstance(code, int) else 0)
     except (NSDError, _UsageProblem) as problem:

@@ -4,7 +4,8 @@ A row has `question_content`, `starter_code` (empty for stdin problems), `public
 output, testtype) and `private_test_cases` (JSON, or base64 of zlib of a pickled JSON string), `metadata` (JSON with
 func_name), `question_id`, `contest_date`, `platform`, `difficulty`. All tests of a problem must pass. stdout is
 compared line by line without outer spaces, then token by token as exact decimals; a method gets one JSON value a line
-and must return the value.
+and must return the value. Contest sites import the usual modules for everybody, and so does the origin's judge: an
+answer may say heappush, inf or List without importing it, and recurse deeply.
 
 The pickle is read by a reader that refuses every class. Which release a file holds decides the number of rows, so any
 number is accepted; the pinned file is that of release 6.
@@ -16,6 +17,7 @@ own words.
 
 from __future__ import annotations
 
+import ast
 import base64
 import io
 import json
@@ -25,7 +27,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from nsd.bench import sandbox
-from nsd.bench.code import Program, find_program, last_script, passes, why
+from nsd.bench.code import Program, find_program, last_script, parse, passes, why
 from nsd.bench.sandbox import Limits
 from nsd.bench.task import HubSource, Problem, Row, Score, Task, TaskDataError
 
@@ -36,7 +38,8 @@ STDIN = (
 STARTER = (
     "{question}\n\nUse this starter code, and put the whole Python program into one fence:\n```python\n{starter}\n```"
 )
-LIMITS = Limits(wall_s=20, cpu_s=8)  # per test; the origin allows 6 seconds
+MIB = 1 << 20
+LIMITS = Limits(wall_s=60, cpu_s=8, memory=4096 * MIB, output=16 * MIB)  # per test; the origin allows 6 seconds, 4 GB
 CALL = """
 import json as _json
 _given = [_json.loads(line) for line in {given!r}.split("\\n") if line.strip()]
@@ -123,17 +126,36 @@ class LiveCodeBench(Task):
 def _method(found: Program, method: str, case: dict[str, str]) -> str:
     """What went wrong with one call; empty if nothing."""
     tests = CALL.format(given=case["input"], name=method, wanted=case["output"])
-    good, outcome = passes(LENT + (found.source or ""), tests, LIMITS)
+    good, outcome = passes(with_imports(found.source or ""), tests, LIMITS)
     return "" if good else why(outcome)
 
 
 def _stdin(source: str, case: dict[str, str]) -> str:
     """What went wrong with one run; empty if nothing."""
-    outcome = sandbox.run(source, case["input"], LIMITS)
+    outcome = sandbox.run(with_imports(source), case["input"], LIMITS)
     if outcome.status != "ok":
         return why(outcome)
     return "" if same_output(case["output"], outcome.stdout) else f"printed {outcome.stdout.strip()[:80]!r}"
 
 
-# Starter code names types without importing them, as contest sites do.
-LENT = "from typing import *\nfrom collections import *\nimport math, heapq, bisect, itertools, functools\n"
+LENT = (
+    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
+    "functools", "operator", "io", "sys", "json", "typing", "builtins",
+)  # fmt: skip
+"""Modules whose names an answer has without asking; builtins last, since others hide open and pow."""
+DEEPEST = 50_000
+"""Calls that may be open at once."""
+
+
+def with_imports(source: str) -> str:
+    """The program after the imports that a contest site makes for it; its own `from __future__` stay first."""
+    lent = [*(f"from {name} import *" for name in LENT), *(f"import {name}" for name in LENT)]
+    head = "\n".join([*lent, f"sys.setrecursionlimit({DEEPEST})"]) + "\n"
+    tree = parse(source)
+    future = (
+        [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"] if tree else []
+    )
+    if tree is None or not future:
+        return head + source
+    rest = [node for node in tree.body if node not in future]
+    return "\n".join(ast.unparse(node) for node in (*future, *ast.parse(head).body, *rest)) + "\n"
