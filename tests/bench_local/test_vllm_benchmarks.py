@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from math import sqrt
 
+import numpy as np
 import pytest
 
 from benchmarks import vllm_cpu
@@ -12,6 +13,7 @@ from benchmarks.vllm_agreement import Agreement, Mean, _whole
 from benchmarks.vllm_live import Batch
 from benchmarks.vllm_pair import Kept
 from benchmarks.vllm_structured import ARMS, SCHEMAS, Answers, questions, table
+from nsd.bench.stats import Spread
 
 
 def test_kept_values_are_not_measured_again_and_belong_to_one_run(tmp_path):
@@ -99,6 +101,14 @@ class Engines:
         size, tokens = len(requests), requests[0]["params"]["max_tokens"]
         rate = 10 if self.started[-1][0] is None else 20 if own["nsd_theta"] == 0 else 40
         return Batch(size * tokens / rate, [[1] * tokens] * size, [[1, 1]] * size, [], [], [])
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [((0.99, 1.01), "met"), ((1.03, 1.2), "missed"), ((0.9, 1.2), "cannot be told from so few rounds")],
+)
+def test_a_goal_is_met_or_missed_by_its_whole_interval(samples, said):
+    assert vllm_cpu.verdict(Spread(1.0, np.array(samples), 10)) == said
 
 
 def test_parts_are_tables_with_ratios_and_intervals(monkeypatch, tmp_path):
