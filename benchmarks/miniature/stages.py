@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.miniature.cells import Cell
 from benchmarks.miniature.evaluate import Work, answer, read_rows
 from benchmarks.miniature.family import (
@@ -268,7 +270,10 @@ def shipped() -> Manifest:
 
 
 def ship(manifest: Manifest, target: str, place: Path = SHIPPED) -> int:
-    """Copy one target with its drafters to where the shipped ones lie -> bytes. Raises ConfigError above SHIP_BYTES."""
+    """Copy one target with its drafters to where the shipped ones lie -> bytes. Raises ConfigError above SHIP_BYTES.
+
+    Weights are stored in bfloat16, and a drafter's config names its target instead of the folder it was trained beside.
+    """
     drafters = {name: path for name, path in manifest.drafters.items() if name.partition("/")[0] == target}
     if target not in manifest.targets:
         raise ConfigError(f"got target {target}, wanted one of {', '.join(manifest.targets)}; see manifest.json")
@@ -277,9 +282,7 @@ def ship(manifest: Manifest, target: str, place: Path = SHIPPED) -> int:
         folder = place / name.replace("/", "-").replace(":", "-")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        for file in Path(path).iterdir():
-            if file.is_file() and (file.suffix == ".json" or file.name == "model.safetensors"):
-                shutil.copyfile(file, folder / file.name)
+        _store(Path(path), folder, target)
         copied[name] = str(folder)
     facts = {name: manifest.facts[name] for name in copied if name in manifest.facts}
     size = sum(file.stat().st_size for folder in copied.values() for file in Path(folder).iterdir())
@@ -287,3 +290,19 @@ def ship(manifest: Manifest, target: str, place: Path = SHIPPED) -> int:
         raise ConfigError(f"{target} with its drafters has {size:,} bytes, wanted at most {SHIP_BYTES:,}; ship another")
     Manifest({target: copied.pop(target)}, copied, facts).write(place)
     return size
+
+
+def _store(source: Path, folder: Path, target: str) -> None:
+    """One checkpoint as it is shipped."""
+    from safetensors.torch import load_file, save_file
+
+    for file in source.glob("*.json"):
+        shutil.copyfile(file, folder / file.name)
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config |= {"dtype": "bfloat16"} | ({"target": target} if "target" in config else {})
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    tensors = load_file(source / "model.safetensors")
+    halved = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in tensors.items()}
+    save_file(halved, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
