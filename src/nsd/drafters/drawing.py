@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nsd.drafters.base import Ask
+from nsd.drafters.checkpoint import spread
 from nsd.drafters.draft_model import coldest
 from nsd.laws import argmax, draw, laws
 from nsd.verification import Draft, DraftLaw
@@ -21,12 +22,16 @@ from nsd.verification import Draft, DraftLaw
 
 @dataclass(frozen=True, slots=True)
 class Pen:
-    """How logits become drafts: argmax or sampled; absent [V] ids can never be drawn."""
+    """How logits become drafts: argmax or sampled; absent [V] ids can never be drawn.
+
+    ids [n], ascending: the reduced vocabulary that logits are over, None if they are over the whole one.
+    """
 
     greedy: bool
     vocab: int
     absent: Tensor | None
     device: torch.device
+    ids: Tensor | None = None
 
     @property
     def law(self) -> DraftLaw:
@@ -35,7 +40,10 @@ class Pen:
 
 
 class Drawing:
-    """One block's drafts of a batch: request b draws lengths[b] tokens with the uniforms u [B, max k]."""
+    """One block's drafts of a batch: request b draws lengths[b] tokens with the uniforms u [B, max k].
+
+    Laws over a reduced vocabulary stay so until all are drawn; what goes by id (penalties, bans) wants the whole one.
+    """
 
     def __init__(self, pen: Pen, asks: Sequence[Ask], lengths: Sequence[int], u: Tensor) -> None:
         self.lengths = tuple(lengths)
@@ -43,6 +51,9 @@ class Drawing:
         self._u = u.to(pen.device)
         self._samplings = [coldest(ask.sampling) if pen.greedy else ask.sampling for ask in asks]
         self._needs_tokens = any(s.needs_history for s in self._samplings)
+        by_id = self._needs_tokens or any(s.banned for s in self._samplings)
+        self._ids = None if by_id else pen.ids
+        self._absent = pen.absent if pen.absent is None or self._ids is None else pen.absent[self._ids]
         self._starts = list(accumulate(self.lengths, initial=0))[:-1]
         self._tokens = torch.zeros(sum(self.lengths), dtype=torch.long, device=pen.device)
         self._q: Tensor | None = None
@@ -61,33 +72,33 @@ class Drawing:
         return [self._starts[b] + depth for b in self.going(depth)]
 
     def at_once(self, logits: Tensor) -> None:
-        """Draw all tokens from logits [N, V] that do not depend on each other (in order, if penalties tie them)."""
+        """Draw all tokens from logits [N, V or ids] that do not depend on each other (by depth where penalties do)."""
         if self._needs_tokens:
             for depth in range(self.depths):
                 self.next(logits[self.rows(depth)], depth)
             return
         owners = [b for b, length in enumerate(self.lengths) for _ in range(length)]
         places = [i for length in self.lengths for i in range(length)]
-        law = laws(logits, [self._samplings[b] for b in owners], None, self._pen.absent)
+        law = laws(self._over(logits), [self._samplings[b] for b in owners], None, self._absent)
         u = self._u[owners, places]
-        self._tokens = argmax(law) if self._pen.greedy else draw(law, u)
+        self._tokens = self._named(argmax(law) if self._pen.greedy else draw(law, u))
         self._q = None if self._pen.greedy else law
 
     def next(self, logits: Tensor, depth: int) -> Tensor:
-        """Draw the tokens of one depth from logits [n, V] of the requests still going -> [n]."""
+        """Draw the tokens of one depth from logits [n, V or ids] of the requests still going -> [n]."""
         going, rows = self.going(depth), self.rows(depth)
         histories = None
         if self._needs_tokens:
             drawn = self._tokens.tolist()
             histories = [self._asks[b].history(drawn[self._starts[b] : self._starts[b] + depth]) for b in going]
-        law = laws(logits, [self._samplings[b] for b in going], histories, self._pen.absent)
+        law = laws(self._over(logits), [self._samplings[b] for b in going], histories, self._absent)
         if self._pen.greedy:
-            picked = argmax(law)
+            picked = self._named(argmax(law))
         else:
             if self._q is None:
                 self._q = law.new_empty(len(self._tokens), law.shape[-1])
             self._q[rows] = law
-            picked = draw(law, self._u[going, depth])
+            picked = self._named(draw(law, self._u[going, depth]))
         self._tokens[rows] = picked
         return picked
 
@@ -96,7 +107,19 @@ class Drawing:
         lengths, tokens, q = self.lengths, self._tokens, self._q
         if q is None and not self._pen.greedy:
             q = torch.empty(0, self._pen.vocab, device=self._pen.device)
+        elif q is not None and self._ids is not None:
+            nothing = (q[:, :1] * 0).repeat(1, self._pen.vocab)  # NaN where there is no law
+            q = nothing.scatter_(1, self._ids.expand(len(q), -1), q)
         if keep is not None and tuple(keep) != lengths:
             rows = [start + i for start, count in zip(self._starts, keep, strict=True) for i in range(count)]
             lengths, tokens, q = tuple(keep), tokens[rows], None if q is None else q[rows]
         return Draft(tokens, lengths, self._pen.law, q)
+
+    def _over(self, logits: Tensor) -> Tensor:
+        """Logits over the vocabulary that laws are made over here."""
+        pen = self._pen
+        return logits if pen.ids is None or self._ids is not None else spread(logits, pen.ids, pen.vocab)
+
+    def _named(self, places: Tensor) -> Tensor:
+        """The target's ids of drawn places."""
+        return places if self._ids is None else self._ids[places]

@@ -158,7 +158,11 @@ class EagleNet(ChainNet):
         layers = [layer_weights(config, tensors, prefix) for config, prefix in shape.layers()]
         dtype = dtype or tensors["norm.weight"].dtype
         small = {name: t.to(dtype) for name, t in tensors.items() if "norm" in name}
-        fuse, head = Dense(tensors["fc.weight"]), Dense(tensors["lm_head.weight"])
+        self.ids, head_rows = None, tensors["lm_head.weight"]
+        if shape.reduced:
+            self.ids, order = reduced_ids(tensors["d2t"], tensors.get("t2d"), shape.vocab, where).sort()
+            head_rows = head_rows[order]  # in the order of ids, in which draws run through a law
+        fuse, head = Dense(tensors["fc.weight"]), Dense(head_rows)
         self.fuse: Projection = fuse if form is None else form(fuse)
         self.head: Projection = head if form is None else form(head)
         if form is not None:
@@ -170,7 +174,6 @@ class EagleNet(ChainNet):
             self.embed = lambda ids: functional.embedding(ids, table)
         self.input_norm = small.get("input_norm.weight")
         self.fc_norms = [small[f"fc_norm.{i}.weight"] for i in range(len(shape.taps))] if shape.fc_norm else None
-        self.ids = reduced_ids(tensors["d2t"], tensors.get("t2d"), shape.vocab, where) if shape.reduced else None
         self.parameters = sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
 
     def features(self, taps: Tensor) -> Tensor:
@@ -187,9 +190,13 @@ class EagleNet(ChainNet):
         return self.decoder.normed(x) if self.shape.norm_output else x
 
     def logits(self, states: Tensor, vocab: int) -> Tensor:
-        """Final norm (unless it was applied), head, and the target's ids."""
-        logits = self.head(states if self.shape.norm_output else self.decoder.normed(states))
+        """Those of the head at the target's ids."""
+        logits = self.narrow_logits(states, vocab)
         return logits if self.ids is None else spread(logits, self.ids, vocab)
+
+    def narrow_logits(self, states: Tensor, vocab: int) -> Tensor:
+        """Final norm (unless it was applied) and head."""
+        return self.head(states if self.shape.norm_output else self.decoder.normed(states))
 
 
 def eagle_shape(checkpoint: Checkpoint, target: Target, tap_shift: int | None = None) -> EagleShape:
@@ -298,7 +305,7 @@ def load(
         "draft_vocab": shape.draft_vocab,
     }
     net = EagleNet(shape, tensors, embed, checkpoint.where, form, target.dtype)
-    pen = Pen(greedy, target.vocab, target.absent, target.device)
+    pen = Pen(greedy, target.vocab, target.absent, target.device, net.ids)
     k = shape.default_k if default_k is None else default_k
     return ChainDrafter("eagle3", net, pen, shape.taps, k, shape.max_k, facts)
 

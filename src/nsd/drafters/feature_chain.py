@@ -34,6 +34,8 @@ class ChainNet(ABC):
 
     decoder: Decoder
     parameters: int
+    ids: Tensor | None = None
+    """Ids of a reduced vocabulary [n], ascending; None where it drafts over the whole one."""
 
     @abstractmethod
     def features(self, taps: Tensor) -> Tensor:
@@ -46,6 +48,11 @@ class ChainNet(ABC):
     @abstractmethod
     def logits(self, states: Tensor, vocab: int) -> Tensor:
         """Logits of what follows those tokens: states [N, hidden] -> [N, vocab], -inf at ids it cannot draft."""
+
+    def narrow_logits(self, states: Tensor, vocab: int) -> Tensor:
+        """The same over `ids` alone, where it has them: [N, n]."""
+        assert self.ids is None
+        return self.logits(states, vocab)
 
 
 class ChainDrafter(Drafter):
@@ -110,12 +117,12 @@ class ChainSession(DraftSession):
         going = drawing.going(0)
         states = self._extend(asks, going)
         true = list(self.cache.lengths)
-        tokens = drawing.next(net.logits(states, self._drafter.pen.vocab), 0)
+        tokens = drawing.next(net.narrow_logits(states, self._drafter.pen.vocab), 0)
         for depth in range(1, drawing.depths):
             still = [i for i, b in enumerate(going) if drawing.lengths[b] > depth]
             going = [going[i] for i in still]
             states = self._feed([int(b in going) for b in range(len(asks))], states[still], tokens[still])
-            tokens = drawing.next(net.logits(states, self._drafter.pen.vocab), depth)
+            tokens = drawing.next(net.narrow_logits(states, self._drafter.pen.vocab), depth)
         self.cache.lengths = true
         return drawing.draft()
 
