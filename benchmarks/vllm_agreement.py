@@ -20,7 +20,7 @@ from typing import Any
 
 import nsd
 from benchmarks.vllm_live import Live
-from benchmarks.vllm_pair import Engines, Kept, machine
+from benchmarks.vllm_pair import Engines, Kept, machine, write_page
 from nsd.drafters.exported import exported_folder
 from nsd.train.prompts import built_in_held_out
 
@@ -202,9 +202,7 @@ def main() -> None:
         *table(found),
     ]
     print("\n".join(lines))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_page(lines, options.out)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks import vllm_decision, vllm_structured
 from benchmarks.vllm_live import Live
-from benchmarks.vllm_pair import CHAT, Engines, Kept, machine
+from benchmarks.vllm_pair import CHAT, Engines, Kept, machine, write_page
 from nsd.bench.stats import Spread, Totals, ratio
 from nsd.train.prompts import built_in_held_out
 
@@ -215,9 +215,7 @@ def main() -> None:
     for name in options.part or PARTS:
         lines += ["", f"## {name}", "", *PARTS[name](asked)]
         print("\n".join(lines[-20:]), flush=True)
-        if options.out:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_page(lines, options.out)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.vllm_live import Batch, Live
-from benchmarks.vllm_pair import CHAT, Engines, Kept, machine
+from benchmarks.vllm_pair import CHAT, Engines, Kept, machine, write_page
 
 K, TOKENS, TOGETHER = 3, 120, 10
 ARMS: Mapping[str, float] = {"sd": 0.0, "nsd, theta 0.95": 0.95, "nsd, theta 1": 1.0}
@@ -172,9 +172,7 @@ def main() -> None:
         *rows,
     ]
     print("\n".join(lines))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_page(lines, options.out)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from nsd.bench.metrics import Counters, mean_ES
 from nsd.bench.sweep import Candidate, Found, Limits, as_toml, candidates_of, sweep
 from nsd.bench.task import Problem
 from nsd.cli import bench as cli
+from nsd.cli import sweep as searching
 from nsd.cli.config import read_config, split_config
 from nsd.cli.main import main
 from nsd.errors import ConfigError
@@ -179,7 +180,7 @@ def test_bad_files_are_one_line(tmp_path: Path, text: str, message: str) -> None
 
 def test_sweep_on_the_toy_model(tmp_path: Path) -> None:
     app = typer.Typer()
-    app.command()(cli.sweep)
+    app.command()(searching.sweep)
     app.command()(cli.report)
     out = tmp_path / "nsd.toml"
     given = ["--model", "toy", "-k", "2", "--theta", "0.8", "--limit", "3", "--max-new-tokens", "8"]

@@ -10,6 +10,9 @@ from rich.console import Console
 
 SCHEMA_VERSION = 1
 
+SECONDS_BETWEEN_LINES = 15
+"""How often progress is told where lines cannot be rewritten."""
+
 
 class ClosedPipe(Exception):
     """The reader of stdout has enough; click would swallow a BrokenPipeError on its way to the exit code."""

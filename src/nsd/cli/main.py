@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nsd import __version__
-from nsd.cli import bench, compare, demo, doctor, export, generate, listing, theory, trace, train, vllm
+from nsd.cli import bench, compare, demo, doctor, export, generate, listing, sweep, theory, trace, train, vllm
 from nsd.cli.config import split_config
 from nsd.cli.console import ClosedPipe, talk
 from nsd.errors import NSDError
@@ -31,7 +31,7 @@ app.command()(train.train)
 app.command()(export.export)
 app.command()(bench.bench)
 app.command()(bench.report)
-app.command()(bench.sweep)
+app.command()(sweep.sweep)
 app.command()(trace.audit)
 app.command()(trace.view)
 app.command()(trace.analyze)

@@ -144,3 +144,12 @@ def without_none(**settings: Any) -> dict[str, Any]:
 def folder_or_name(text: str) -> str:
     """A model argument with ~ expanded."""
     return str(Path(text).expanduser()) if text.startswith("~") else text
+
+
+def numbers(flag: str, text: str | None, kind: type[int] | type[float]) -> list[Any]:
+    """Numbers with commas between, as an option takes them. Raises ConfigError."""
+    try:
+        return [] if text is None else [kind(part) for part in text.split(",")]
+    except ValueError:
+        example = "8,16" if kind is int else "0.85,0.95"
+        raise ConfigError(f"{flag} got '{text}', wanted numbers with commas between; try {flag} {example}") from None
