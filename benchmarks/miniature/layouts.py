@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.miniature.delta_net import DeltaNet
 from benchmarks.miniature.net import Net
 from benchmarks.miniature.rows import Batch
 
@@ -75,69 +76,30 @@ def block_mask(block: Tensor) -> Tensor:
 
 
 class WithMtp:
-    """Next-token prediction and an MTP head beside it: the Qwen3.5 layout, computed by transformers.
+    """Next-token prediction and an MTP head beside it: the Qwen3.5 layout.
 
     The head reads the state after the final norm and the embedding of the token that follows, and predicts the one
     after it; at the second depth it reads its own output. Tensors of the head are named mtp.* in the checkpoint.
     """
 
-    def __init__(self, config: dict[str, Any], seed: int) -> None:
-        from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+    layout = "qwen3_5"
 
-        torch.manual_seed(seed)
-        settings = Qwen3_5TextConfig(**{k: v for k, v in config.items() if k not in ("architectures", "dtype")})
-        settings._attn_implementation = "sdpa"
-        model: Any = Qwen3_5ForCausalLM(settings)
-        self.module = nn.ModuleDict({"lm": model.float(), "mtp": MtpHead(settings)})
-        # Any: attributes of modules are typed as tensors or modules, and calls of either are refused
-        self.lm: Any = self.module["lm"]
-        self.head: Any = self.module["mtp"]
+    def __init__(self, config: dict[str, Any], seed: int) -> None:
+        self.module = DeltaNet(config, seed)
 
     def loss(self, rows: Batch, step: int) -> Tensor:
         """The target's loss, and MTP_WEIGHT times that of each depth of the head."""
-        with torch.autocast("cpu", torch.bfloat16):
-            ids, weights, lm = rows.ids, rows.weights, self.lm
-            states = lm.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-            total = weighted(self._logits, states, ids[:, 1:], weights)
-            for depth in range(1, MTP_DEPTHS + 1):
-                states = self.head(states[:, :-1], lm.model.embed_tokens(ids[:, depth:-1]), lm.model.rotary_emb)
-                ahead = weighted(self._logits, states, ids[:, depth + 1 :], weights[:, depth:])
-                total = total + MTP_WEIGHT * ahead
+        net, ids, weights = self.module, rows.ids, rows.weights
+        states = net(ids)[:, :-1]  # whole rows, whose width is one of whole chunks
+        total = weighted(net.logits, states, ids[:, 1:], weights)
+        for depth in range(1, MTP_DEPTHS + 1):
+            states = net.ahead(states[:, :-1], ids[:, depth:-1])
+            total = total + MTP_WEIGHT * weighted(net.logits, states, ids[:, depth + 1 :], weights[:, depth:])
         return total
 
     def tensors(self) -> dict[str, Tensor]:
-        """The checkpoint: transformers' names, and the head's."""
-        found = {name: t.detach() for name, t in self.lm.state_dict().items()}
-        return found | {f"mtp.{name}": t.detach() for name, t in self.head.state_dict().items()}
-
-    def _logits(self, states: Tensor) -> Tensor:
-        found: Tensor = self.lm.lm_head(states).float()
-        return found
-
-
-class MtpHead(nn.Module):
-    """fc over two normed vectors, one attention layer of the target's kind, a norm.
-
-    Source: vllm-project/vllm vllm/model_executor/models/qwen3_5_mtp.py.
-    """
-
-    def __init__(self, settings: Any) -> None:
-        from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
-
-        super().__init__()
-        hidden, eps = settings.hidden_size, settings.rms_norm_eps
-        self.fc = nn.Linear(2 * hidden, hidden, bias=False)
-        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden, self.norm = (Qwen3_5RMSNorm(hidden, eps) for _ in range(3))
-        self.layers = nn.ModuleList([Qwen3_5DecoderLayer(settings, settings.layer_types.index("full_attention"))])
-
-    def forward(self, states: Tensor, tokens: Tensor, rotary: Callable[..., Any]) -> Tensor:
-        """States [B, L, H] with the embeddings of the tokens that follow them -> its own states [B, L, H]."""
-        both = torch.cat((self.pre_fc_norm_embedding(tokens), self.pre_fc_norm_hidden(states)), -1)
-        x = self.fc(both)
-        places = torch.arange(x.shape[1]).expand(3, x.shape[0], -1)
-        x = self.layers[0](x, position_embeddings=rotary(x, places), attention_mask=None)
-        found: Tensor = self.norm(x)
-        return found
+        """The checkpoint."""
+        return self.module.tensors()
 
 
 def weighted(logits: Callable[[Tensor], Tensor], states: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from benchmarks.miniature.delta_net import DeltaNet
 from benchmarks.miniature.layouts import block_mask
 from benchmarks.miniature.net import Net
 from benchmarks.miniature.optimiser import decay, stable
@@ -34,18 +35,23 @@ def test_the_net_is_the_qwen3_of_transformers():
         assert torch.allclose(net.logits(net(some)), theirs(input_ids=some).logits, atol=1e-4)
 
 
+def exact(name):
+    """The random model's net in float32."""
+    model = random_model(name)
+    if name == "tiny-qwen35":
+        net = DeltaNet(config(name), 0, torch.float32)
+    else:
+        net = Net(config(name), model.layout, 0, torch.float32)
+    net.load(model.tensors())
+    return net
+
+
 @pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-nemotron", "tiny-qwen35"])
 def test_a_checkpoint_is_loaded_as_the_model_that_was_trained(name, tmp_path):
     pair = load(str(written(name, tmp_path)), None, dtype="float32")
-    model = random_model(name)
-    if name == "tiny-qwen35":
-        with torch.no_grad():
-            wanted = model.lm(input_ids=torch.tensor([ids()])).logits[0, -1]
-    else:
-        net = Net(config(name), model.layout, 0, torch.float32)
-        net.load(model.tensors())
-        with torch.no_grad():
-            wanted = net.logits(net(torch.tensor([ids()])))[0, -1]
+    net = exact(name)
+    with torch.no_grad():
+        wanted = net.logits(net(torch.tensor([ids()])))[0, -1]
     _, scores = pair.target.open([ids()], 4)
     assert torch.allclose(scores.logits[0], wanted, atol=1e-3)
     assert pair.target.eos == {tokenizer().get_vocab()[END]}
@@ -69,8 +75,7 @@ def proposed(pair, k):
 def test_a_trained_block_is_the_block_that_is_drafted(tmp_path):
     pair = load(str(written("tiny-nemotron", tmp_path)), "auto", dtype="float32")
     k, mask, known = 5, config("tiny-nemotron")["mask_token_id"], ids()
-    net = Net(config("tiny-nemotron"), "nemotron", 0, torch.float32)
-    net.load(random_model("tiny-nemotron").tensors())
+    net = exact("tiny-nemotron")
     block = torch.tensor([0] * (len(known) - 1) + [1] * (k + 1))
     clean = torch.tensor([[*known, *[mask] * k]])
     places = torch.arange(clean.shape[1]).repeat(2)
@@ -83,11 +88,9 @@ def test_a_trained_block_is_the_block_that_is_drafted(tmp_path):
 
 def test_a_trained_mtp_step_is_the_step_that_is_drafted(tmp_path):
     pair = load(str(written("tiny-qwen35", tmp_path)), "auto", dtype="float32")
-    model, known = random_model("tiny-qwen35"), torch.tensor([ids()])
+    net, known = exact("tiny-qwen35"), torch.tensor([ids()])
     with torch.no_grad():
-        states = model.lm.model(input_ids=known[:, :-1], use_cache=False).last_hidden_state
-        ahead = model.head(states, model.lm.model.embed_tokens(known[:, 1:]), model.lm.model.rotary_emb)
-        wanted = model.lm.lm_head(ahead[0, -1]).softmax(-1)
+        wanted = net.logits(net.ahead(net(known[:, :-1]), known[:, 1:])[0, -1]).softmax(-1)
     assert torch.allclose(proposed(pair, 1).q[0], wanted, atol=1e-4)
 
 
