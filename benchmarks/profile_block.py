@@ -135,7 +135,7 @@ def _watch(spans: Spans, stack: ExitStack) -> None:
         (Norm, "__call__", "norms"),
         (LeanSession, "score", "python"),
         (EagleNet, "features", "fusing target states"),
-        (EagleNet, "logits", "head"),
+        (EagleNet, "narrow_logits", "head"),
         (Drawing, "next", "law and draw"),
         (ChainSession, "propose", "python"),
         (loop, "laws", "laws"),
