@@ -44,6 +44,22 @@ def test_reduced_and_whole_draw_the_same(sampling, absent, greedy):
         torch.testing.assert_close(mine.q, theirs.q, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_reduced_and_whole_draw_the_same_at_once(sampling, greedy):
+    generator = torch.Generator().manual_seed(len(sampling))
+    asks = [Ask(3, 2, [3, 5, 2], [], SAMPLINGS[sampling]), Ask(2, 7, [1], [7], SAMPLINGS[sampling])]
+    u, logits = torch.rand(2, 3, generator=generator), 2 * torch.randn(5, len(IDS), generator=generator)
+    drafts = []
+    for ids, given in ((IDS, logits), (None, spread(logits, IDS, VOCAB))):
+        drawing = Drawing(Pen(greedy, VOCAB, None, torch.device("cpu"), ids), asks, (3, 2), u)
+        drawing.at_once(given)
+        drafts.append(drawing.draft())
+    assert drafts[0].tokens.tolist() == drafts[1].tokens.tolist()
+    if not greedy:
+        torch.testing.assert_close(drafts[0].q, drafts[1].q, rtol=1e-6, atol=1e-7)
+
+
 def test_a_row_without_a_law_is_not_a_number_at_every_id():
     pen = Pen(False, VOCAB, None, torch.device("cpu"), IDS)
     drawing = Drawing(pen, [Ask(2, 1, [1], [], Sampling())], (2,), torch.full((1, 2), 0.5))

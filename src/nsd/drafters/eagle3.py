@@ -41,7 +41,6 @@ from nsd.drafters.checkpoint import (
     reduced_ids,
     require_fit,
     required,
-    spread,
     tap_ids,
 )
 from nsd.drafters.drawing import Pen
@@ -188,11 +187,6 @@ class EagleNet(ChainNet):
         """One pass of the layers: the feature is the stream, the token's embedding stands beside it."""
         x, _ = self.decoder.run(features, rows, cache, side=self.embed(tokens).to(features.dtype))
         return self.decoder.normed(x) if self.shape.norm_output else x
-
-    def logits(self, states: Tensor, vocab: int) -> Tensor:
-        """Those of the head at the target's ids."""
-        logits = self.narrow_logits(states, vocab)
-        return logits if self.ids is None else spread(logits, self.ids, vocab)
 
     def narrow_logits(self, states: Tensor, vocab: int) -> Tensor:
         """Final norm (unless it was applied) and head."""

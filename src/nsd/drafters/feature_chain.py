@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from nsd.drafters.base import Ask, Drafter, DraftSession
+from nsd.drafters.checkpoint import spread
 from nsd.drafters.drawing import Drawing, Pen
 from nsd.errors import ConfigError
 from nsd.nn import Decoder, KVCache, Rows
@@ -46,13 +47,13 @@ class ChainNet(ABC):
         """Features [M, hidden], each with the token after it [M] -> states [M, hidden], the next step's features."""
 
     @abstractmethod
-    def logits(self, states: Tensor, vocab: int) -> Tensor:
-        """Logits of what follows those tokens: states [N, hidden] -> [N, vocab], -inf at ids it cannot draft."""
-
     def narrow_logits(self, states: Tensor, vocab: int) -> Tensor:
-        """The same over `ids` alone, where it has them: [N, n]."""
-        assert self.ids is None
-        return self.logits(states, vocab)
+        """Logits of what follows those tokens, over `ids` where it has them: states [N, hidden] -> [N, n or vocab]."""
+
+    def logits(self, states: Tensor, vocab: int) -> Tensor:
+        """The same over the whole vocabulary: [N, vocab], -inf at ids it cannot draft."""
+        narrow = self.narrow_logits(states, vocab)
+        return narrow if self.ids is None else spread(narrow, self.ids, vocab)
 
 
 class ChainDrafter(Drafter):

@@ -130,7 +130,7 @@ class MtpNet(ChainNet):
         x, _ = self.decoder.run(self.fuse(torch.cat(pair, -1)), rows, cache)
         return self.decoder.normed(x)
 
-    def logits(self, states: Tensor, vocab: int) -> Tensor:
+    def narrow_logits(self, states: Tensor, vocab: int) -> Tensor:
         """The target's head."""
         return over_vocabulary(self.head(states), vocab)
 
