@@ -6,26 +6,20 @@ A question that the measured cells do not answer is answered with "cannot be tol
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
 
+from benchmarks.miniature.advice import rule_of_thumb
 from benchmarks.miniature.cells import AR, AR_TOP_P, CAPS, DEFAULT_THETA, THETAS, Arm, Cell, fadings, nsd, sd
+from benchmarks.miniature.changes import MARGIN, UNKNOWN, Change, change_of, points
 from benchmarks.miniature.family import MATCHED, MISMATCHED, mechanism_of
 from benchmarks.miniature.numbers import Book, Measured, paired
 from nsd.bench.stats import Estimate
 
-Pair = tuple[str, str, str]
-
-MARGIN = 0.01
-"""Loss of accuracy that still counts as kept: one point."""
-
 FEWEST_CELLS = 8
 """Cells below which no correlation is given."""
-
-UNKNOWN = "cannot be told"
 
 
 def lessons(book: Book) -> str:
@@ -33,41 +27,8 @@ def lessons(book: Book) -> str:
     changes = [found for pair in book.pairs if (found := change_of(book, pair)) is not None]
     if not changes:
         return ""
-    parts = ["## What it teaches", _rule(book, changes), *_kept(changes), _tail(book, changes), _habits(changes)]
+    parts = ["## What it teaches", rule_of_thumb(book), *_kept(changes), _tail(book, changes), _habits(changes)]
     return "\n\n".join([*parts, _where(book), _equal_calls(book)])
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """NSD at a threshold against SD, for a pair: the difference of scores, and the share of calls that is saved."""
-
-    pair: Pair
-    score: Estimate
-    saved: float
-    n: int
-
-    def __str__(self) -> str:
-        saved = f"{100 * self.saved:.0f}% of calls saved"
-        return f"{', '.join(self.pair)}: {points(self.score)} points, {saved} (n {self.n:,})"
-
-    @property
-    def sign(self) -> str:
-        """raised, lowered, kept (surely less than MARGIN lost) or UNKNOWN."""
-        low, high = self.score.low, self.score.high
-        if low is None or high is None:
-            return UNKNOWN
-        return "raised" if low > 0 else "lowered" if high < 0 else "kept" if low > -MARGIN else UNKNOWN
-
-
-def change_of(book: Book, pair: Pair, theta: float = DEFAULT_THETA) -> Change | None:
-    """The change of a pair at a threshold, None where a cell is missing."""
-    k = mechanism_of(pair[2]).k
-    base, relaxed = (book.get(Cell(*pair, arm)) for arm in (sd(k), nsd(k, theta)))
-    if base is None or relaxed is None:
-        return None
-    n = min(len(base.rows), len(relaxed.rows))
-    saved = 1 - relaxed.calls.fraction / base.calls.fraction
-    return Change(pair, paired(relaxed, base, lambda m: m.accuracy), saved, n)
 
 
 def _kept(changes: Sequence[Change]) -> list[str]:
@@ -79,7 +40,7 @@ def _kept(changes: Sequence[Change]) -> list[str]:
         ("lowered", "lowers the score"),
         (UNKNOWN, "may do either; the intervals are too wide"),
     ):
-        mine = [change for change in changes if change.sign == sign]
+        mine = [change for change in changes if change.sign() == sign]
         listed = "".join(f"\n  - {change}" for change in mine)
         said.append(f"- NSD at {DEFAULT_THETA:g} **{words}** in {len(mine)} of {len(changes)} pairs.{listed}")
     return ["### When it keeps the score, when it helps, when it costs", "\n".join(said)]
@@ -93,7 +54,7 @@ def _tail(book: Book, changes: Sequence[Change]) -> str:
         if plain is None or cut is None:
             continue
         mine = [change for change in changes if change.pair[:2] == (target, task)]
-        signs = ", ".join(f"{sum(c.sign == s for c in mine)} {s}" for s in dict.fromkeys(c.sign for c in mine))
+        signs = ", ".join(f"{sum(c.sign() == s for c in mine)} {s}" for s in dict.fromkeys(c.sign() for c in mine))
         said.append(
             f"- {target}, {task}: cutting the tail (plain decoding, top-p 0.95 less 1) changes the score by "
             f"{points(paired(cut, plain, lambda m: m.accuracy))} points; NSD against SD: {signs}."
@@ -223,89 +184,3 @@ def at_equal_calls(m: Measured, plain: Sequence[Measured]) -> Estimate | None:
             mean = float(each.mean())
             return Estimate(mean, mean - wide, mean + wide, n)
     return None
-
-
-def _rule(book: Book, changes: Sequence[Change]) -> str:
-    """What a user may go by, with its evidence."""
-    said = []
-    for variant, words in (
-        (MATCHED, "learned from the target's own text"),
-        (MISMATCHED, "learned from text of other habits"),
-    ):
-        mine = [change.pair for change in changes if change.pair[2].endswith(f":{variant}")]
-        said.append(f"- **A drafter that {words}**: {_advice(book, mine)}")
-    es = _limit(book)
-    if es is not None:
-        said.append(f"- **Watch ES where answers are decided**: {es}")
-    head = (
-        "A rule of thumb for users, computed from the cells below: the highest threshold at which no measured pair "
-        f"loses for sure, and the highest at which every pair surely loses less than {100 * MARGIN:.0f} point."
-    )
-    return "\n".join(["### Rule of thumb", "", head, "", *said])
-
-
-def _advice(book: Book, pairs: Sequence[Pair]) -> str:
-    """The highest safe thresholds over some pairs, with the figures they rest on."""
-    table: dict[float, list[Change]] = {}
-    for theta in THETAS:
-        found = [change for pair in pairs if (change := change_of(book, pair, theta)) is not None]
-        if found:
-            table[theta] = found
-    if not table:
-        return f"{UNKNOWN}; no pair was measured."
-    kept = _highest(table, lambda change: change.sign in ("kept", "raised"))
-    unharmed = _highest(table, lambda change: change.sign != "lowered")
-    figures = "; ".join(
-        f"{theta:g}: {sum(c.sign == 'lowered' for c in found)} of {len(found)} pairs lose, worst "
-        f"{points(min((c.score for c in found), key=lambda e: e.value or 0.0))} points, "
-        f"{100 * float(np.mean([c.saved for c in found])):.0f}% of calls saved"
-        for theta, found in table.items()
-    )
-    first = (
-        f"theta {kept:g} surely costs less than a point in every pair"
-        if kept is not None
-        else f"a threshold that surely costs less than a point {UNKNOWN}"
-    )
-    second = (
-        f"up to {unharmed:g} no pair surely loses" if unharmed is not None else "every threshold has a pair that loses"
-    )
-    return f"{first}; {second}. Evidence by theta: {figures}."
-
-
-def _highest(table: dict[float, list[Change]], good: Callable[[Change], bool]) -> float | None:
-    """The highest threshold up to which all changes are good."""
-    best = None
-    for theta, found in table.items():
-        if not all(good(change) for change in found):
-            break
-        best = theta
-    return best
-
-
-def _limit(book: Book) -> str | None:
-    """Mean ES at content tokens of cells that keep their score, and of those that lose."""
-    by_sign: dict[str, list[float]] = {"kept": [], "lowered": []}
-    for pair in book.pairs:
-        for theta in THETAS:
-            change, m = change_of(book, pair, theta), book.get(Cell(*pair, nsd(mechanism_of(pair[2]).k, theta)))
-            es = None if m is None else m.value("ES", "tested", "content")
-            if change is not None and es is not None:
-                sign = "kept" if change.sign == "raised" else change.sign
-                by_sign.setdefault(sign, []).append(es)
-    kept, lost = by_sign["kept"], by_sign["lowered"]
-    if not kept or not lost:
-        return None
-    line = (
-        f"cells that keep their score have mean ES {np.mean(kept):.4f} at content tokens (at most {max(kept):.4f}, "
-        f"{len(kept)} cells), cells that lose {np.mean(lost):.4f} (at least {min(lost):.4f}, {len(lost)} cells)"
-    )
-    return f"{line}; {'the two do not overlap' if max(kept) < min(lost) else 'the two overlap, so it is a hint'}."
-
-
-def points(change: Estimate) -> str:
-    """A difference of scores in points, with its interval."""
-    if change.value is None:
-        return "-"
-    if change.low is None or change.high is None:
-        return f"{100 * change.value:+.1f}"
-    return f"{100 * change.value:+.1f} [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"

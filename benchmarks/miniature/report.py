@@ -5,15 +5,16 @@ A table shows the cells that were measured and a dash for the others; nothing is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.miniature import cells as c
 from benchmarks.miniature.cells import AR, AR_COLD, AR_TOP_P, Arm, Cell, match, nsd, sd
+from benchmarks.miniature.changes import points, table
 from benchmarks.miniature.claims import claims
 from benchmarks.miniature.family import LEVELS, MECHANISMS, TARGETS, mechanism_of, tops
-from benchmarks.miniature.lessons import lessons, points
+from benchmarks.miniature.lessons import lessons
 from benchmarks.miniature.matrix import SEEDS
 from benchmarks.miniature.numbers import Book, Measured, estimate, mcnemar, paired
 from nsd.bench.stats import Estimate
@@ -317,9 +318,3 @@ def _text(e: Estimate, digits: int, scale: float = 1.0) -> str:
     if e.low is None or e.high is None:
         return f"{scale * e.value:.{digits}f}"
     return f"{scale * e.value:.{digits}f} [{scale * e.low:.{digits}f}, {scale * e.high:.{digits}f}]"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
