@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.miniature import cells as c
 from benchmarks.miniature.cells import AR, AR_COLD, AR_TOP_P, Arm, Cell, match, nsd, sd
-from benchmarks.miniature.changes import points, table
+from benchmarks.miniature.changes import Change, change_of, points, table
 from benchmarks.miniature.claims import claims
 from benchmarks.miniature.family import LEVELS, MECHANISMS, TARGETS, mechanism_of, tops
 from benchmarks.miniature.lessons import lessons
@@ -47,6 +47,8 @@ def report(book: Book, about: About) -> str:
         "## Table 1: score, speed-up and accepted length",
         _HOW,
         *(_table_1(book, target) for target in book.targets),
+        "## Levels and sizes",
+        _levels(book, about.facts),
         "## Thresholds",
         *_by_pair(book, _thetas),
         "## Caps on one step's deviation, and thresholds that fall with confidence",
@@ -186,6 +188,36 @@ def _table_1(book: Book, target: str) -> str:
     return f"### {target}\n\n" + table(head, rows)
 
 
+def _levels(book: Book, facts: Mapping[str, Any]) -> str:
+    """The same drafter on several targets: what the target's skill and size change."""
+    by_drafter: dict[tuple[str, str], list[Change]] = {}
+    for target, task, drafter in book.pairs:
+        change = change_of(book, (target, task, drafter))
+        if change is not None:
+            by_drafter.setdefault((task, drafter), []).append(change)
+    rows = []
+    for (task, drafter), changes in by_drafter.items():
+        for change in changes if len(changes) > 1 else []:
+            target = change.pair[0]
+            plain = book.get(Cell(target, task, None, AR))
+            rows.append([
+                task, drafter, target, str(facts.get(target, {}).get("parameters", NONE)), f"{change.n:,}",
+                NONE if plain is None else f"{100 * plain.accuracy.fraction:.1f}", points(change.score),
+                *(f"{m.tau.fraction:.2f}" for m in (change.base, change.relaxed)), f"{1 / (1 - change.saved):.2f}",
+                _number(change.relaxed.value("ES", "tested")),
+            ])  # fmt: skip
+    if not rows:
+        return "No drafter was measured on more than one target."
+    head = [
+        "task", "drafter", "target", "parameters", "n", "AR", "NSD - SD", "τ of SD", "τ of NSD", "NSD over SD", "ES"
+    ]  # fmt: skip
+    return f"NSD at theta {c.DEFAULT_THETA:g}; the speed-up is in target calls.\n\n{table(head, rows)}"
+
+
+def _number(value: float | None) -> str:
+    return NONE if value is None else f"{value:.4f}"
+
+
 def _main(m: Measured, plain: Measured | None, base: Measured | None) -> list[str]:
     against = [_points(m, other) if other is not None and other is not m else NONE for other in (plain, base)]
     p = f"{mcnemar(m, base):.2g}" if base is not None and base is not m else NONE
@@ -222,8 +254,8 @@ def _line(m: Measured, base: Measured | None) -> list[str]:
     found = [m.value(name, "tested", kind) for name, kind in values]
     less = _points(m, base) if base is not None and base is not m else NONE
     name = f"{m.cell.arm.speaks}, K={m.cell.arm.k}"
-    numbers = [NONE if v is None else f"{v:.4f}" for v in found]
-    return [name, f"{len(m.rows):,}", score(m), less, f"{m.calls.fraction:.4f}", f"{m.tau.fraction:.2f}", *numbers]
+    numbers = [f"{m.calls.fraction:.4f}", f"{m.tau.fraction:.2f}", *map(_number, found)]
+    return [name, f"{len(m.rows):,}", score(m), less, *numbers]
 
 
 def _lines(book: Book, cell: Cell, arms: Iterable[Arm]) -> list[list[str]]:

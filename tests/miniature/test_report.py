@@ -204,6 +204,14 @@ def test_the_shape_of_table_1_comes_first_and_names_what_was_reached(book):
     assert "x-low 61% (aim 50%)" in text
 
 
+def test_a_drafter_of_several_targets_shows_what_level_and_size_change(book):
+    assert "No drafter was measured on more than one target." in report(book, About("", {}, 0))
+    cells = [Measured(replace(m.cell, target="x-7m"), m.rows) for m in book.cells.values()]
+    text = report(Book([*book.cells.values(), *cells]), About("", {"x-7m": {"parameters": "7"}}, 0))
+    shown = cells_of(text, "## Levels and sizes", "x-7m")
+    assert shown["parameters"] == "7" and shown["NSD over SD"] == "2.00" and shown["τ of SD"] == "2.00"
+
+
 def test_the_matrix_has_what_the_paper_has():
     names = ("draft-model:matched", "draft-model:mismatched", "eagle3:matched", "nemotron:matched", "dflash:mismatched")
     drafters = {f"{t}/{name}": "x" for t in ("t-low", "t-high") for name in (*names, "mtp:matched")}
