@@ -83,9 +83,21 @@ def nearest(accuracy: float) -> str:
     return min(reversed(LEVELS), key=lambda level: abs(LEVELS[level] - accuracy))
 
 
+def by_level(targets: Iterable[str]) -> list[str]:
+    """Targets shape by shape, as the shapes come, and within a shape from the lowest level to the highest."""
+    names = list(dict.fromkeys(targets))
+    shapes = list(dict.fromkeys(_shape_and_level(name)[0] for name in names))
+    return sorted(names, key=lambda name: (shapes.index(_shape_and_level(name)[0]), _shape_and_level(name)[1]))
+
+
 def tops(targets: Iterable[str]) -> list[str]:
-    """The last, most accurate target of each shape; names end in -level."""
-    return list({name.rpartition("-")[0] or name: name for name in targets}.values())
+    """The most accurate target of each shape; names end in -level."""
+    return list({_shape_and_level(name)[0]: name for name in by_level(targets)}.values())
+
+
+def _shape_and_level(name: str) -> tuple[str, int]:
+    shape, _, level = name.rpartition("-")
+    return (shape, list(LEVELS).index(level)) if level in LEVELS else (name, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 A cell of 4,096 problems takes minutes of one core, so not everything is crossed with everything. Each shape's most
 accurate target (its top) has the whole of Table 1; lower levels the separate model and what is built in, on the first
-task. Thresholds are for `deep` pairs; caps, fading thresholds, K and baselines for those of the first top. Cells of the
-MAIN groups take all problems, the others may take fewer.
+task. Thresholds are for `deep` pairs, and last of all for every pair of the first top; caps, fading thresholds, K and
+baselines for the deep ones of the first top. Cells of the MAIN groups take all problems, the others may take fewer.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def matrix(manifest: Manifest, tasks: tuple[str, ...] = TASKS, quick: bool = Fal
     first, others = tasks[:1], tasks[1:]
     deep = [pair for pair in _pairs(manifest, best, first) if _is_deep(pair[2])]
     mine = [pair for pair in deep if pair[0] == best[0] or mechanism_of(pair[2]).built_in]
+    wide = [*_pairs(manifest, best[:1], others), *_pairs(manifest, best[:1], first), *deep]
     lower = [name for name in manifest.targets if name not in best]
     groups: list[tuple[str, Iterable[Cell]]] = [
         ("table 1", _table_1(manifest, best, first)),
@@ -51,7 +52,7 @@ def matrix(manifest: Manifest, tasks: tuple[str, ...] = TASKS, quick: bool = Fal
             ("seeds", _seeds(manifest, best, first)),
             ("block lengths", (cell for pair in mine for cell in _ks(pair))),
             ("baselines", _of(only, lambda k: c.relaxed(k))),
-            ("other thresholds", _of(deep, lambda k: [c.nsd(k, theta) for theta in c.THETAS])),
+            ("other thresholds", _of(wide, lambda k: [c.nsd(k, theta) for theta in c.THETAS])),
         ]
     found: dict[Cell, Wanted] = {}
     for group, cells in groups:

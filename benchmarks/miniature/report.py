@@ -13,7 +13,7 @@ from benchmarks.miniature import cells as c
 from benchmarks.miniature.cells import AR, AR_COLD, AR_TOP_P, Arm, Cell, match, nsd, sd
 from benchmarks.miniature.changes import Change, change_of, points, table
 from benchmarks.miniature.claims import claims
-from benchmarks.miniature.family import LEVELS, MECHANISMS, TARGETS, mechanism_of, tops
+from benchmarks.miniature.family import LEVELS, MECHANISMS, TARGETS, by_level, mechanism_of, tops
 from benchmarks.miniature.lessons import lessons
 from benchmarks.miniature.matrix import SEEDS
 from benchmarks.miniature.numbers import Book, Measured, estimate, mcnemar, paired
@@ -46,7 +46,7 @@ def report(book: Book, about: About) -> str:
         _models(about.facts),
         "## Table 1: score, speed-up and accepted length",
         _HOW,
-        *(_table_1(book, target) for target in book.targets),
+        *(_table_1(book, target) for target in by_level(book.targets)),
         "## Levels and sizes",
         _levels(book, about.facts),
         "## Thresholds",
@@ -99,7 +99,7 @@ def _shape(book: Book, facts: Mapping[str, Any]) -> str:
     """Table 1 in short: the most accurate target of each shape on the first task."""
     rows = []
     best = tops(book.targets)
-    for target, task, drafter in book.pairs:
+    for target, task, drafter in sorted(book.pairs, key=lambda pair: by_level(book.targets).index(pair[0])):
         k = mechanism_of(drafter).k
         base, relaxed = (book.get(Cell(target, task, drafter, arm)) for arm in (sd(k), nsd(k)))
         plain = book.get(Cell(target, task, None, AR))
@@ -197,8 +197,9 @@ def _levels(book: Book, facts: Mapping[str, Any]) -> str:
             by_drafter.setdefault((task, drafter), []).append(change)
     rows = []
     for (task, drafter), changes in by_drafter.items():
-        for change in changes if len(changes) > 1 else []:
-            target = change.pair[0]
+        mine = {change.pair[0]: change for change in changes}
+        for target in by_level(mine) if len(mine) > 1 else ():
+            change = mine[target]
             plain = book.get(Cell(target, task, None, AR))
             rows.append([
                 task, drafter, target, str(facts.get(target, {}).get("parameters", NONE)), f"{change.n:,}",

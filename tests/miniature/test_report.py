@@ -12,9 +12,9 @@ from benchmarks.miniature.cells import AR, AR_TOP_P, THETAS, Cell, match, nsd, r
 from benchmarks.miniature.changes import change_of, joint, mean_change
 from benchmarks.miniature.claims import FAILS, HOLDS, OPEN, claims, verdict_of
 from benchmarks.miniature.evaluate import SUMS, Work, answer, read_rows
-from benchmarks.miniature.family import Manifest
+from benchmarks.miniature.family import Manifest, by_level, tops
 from benchmarks.miniature.lessons import at_equal_calls, correlation, lessons
-from benchmarks.miniature.matrix import matrix
+from benchmarks.miniature.matrix import TASKS, matrix
 from benchmarks.miniature.numbers import Book, Measured
 from benchmarks.miniature.report import About, report
 from benchmarks.miniature.stages import Scale, measure, stored, write_report
@@ -212,6 +212,12 @@ def test_a_drafter_of_several_targets_shows_what_level_and_size_change(book):
     assert shown["parameters"] == "7" and shown["NSD over SD"] == "2.00" and shown["τ of SD"] == "2.00"
 
 
+def test_the_top_of_a_shape_is_its_highest_level_in_whatever_order_cells_were_measured():
+    found = ["b-high", "a-middle", "b-low", "a-low", "tiny", "b-middle"]
+    assert by_level(found) == ["b-low", "b-middle", "b-high", "a-low", "a-middle", "tiny"]
+    assert tops(found) == ["b-high", "a-middle", "tiny"]
+
+
 def test_the_matrix_has_what_the_paper_has():
     names = ("draft-model:matched", "draft-model:mismatched", "eagle3:matched", "nemotron:matched", "dflash:mismatched")
     drafters = {f"{t}/{name}": "x" for t in ("t-low", "t-high") for name in (*names, "mtp:matched")}
@@ -223,7 +229,7 @@ def test_the_matrix_has_what_the_paper_has():
         mine = [cell for cell in cells if cell.drafter == drafter and cell.target == "t-high"]
         deep = drafter.startswith(("draft", "nemotron", "mtp"))
         assert {cell.task for cell in mine} == {"mini-math", "mini-code"}
-        assert {cell.arm.theta for cell in mine} >= set(THETAS if deep else [0.95])
+        assert {(cell.task, cell.arm.theta) for cell in mine} >= {(t, e) for t in TASKS for e in THETAS}
         assert any(cell.arm.rule == "fading-nsd" for cell in mine) == deep
         native = drafter.startswith(("nemotron", "dflash"))
         assert any(cell.arm.rule == "sample-and-match" for cell in mine) == native
