@@ -28,7 +28,7 @@ def lessons(book: Book) -> str:
     if not changes:
         return ""
     parts = ["## What it teaches", rule_of_thumb(book), *_kept(changes), _tail(book, changes), _habits(changes)]
-    return "\n\n".join([*parts, _where(book), _equal_calls(book)])
+    return "\n\n".join([*parts, _where(book), _whither(changes), _equal_calls(book)])
 
 
 def _kept(changes: Sequence[Change]) -> list[str]:
@@ -115,6 +115,28 @@ def _where(book: Book) -> str:
         f"{head}\n\nMean ES is {means['content']:.4f} at content tokens (digits, operators) and "
         f"{means['phrasing']:.4f} at phrasing tokens, over {n} cells of NSD. Correlation of the loss of score against "
         f"SD over these cells: {text}. So {verdict}."
+    )
+
+
+def _whither(changes: Sequence[Change]) -> str:
+    """Two drafters of one target and task with nearly the same ES at content tokens, one that gains and one that loses.
+
+    Empty where there are none.
+    """
+    found = []
+    for one in changes:
+        for other in changes:
+            if one.pair[:2] != other.pair[:2] or one.sign() != "raised" or other.sign() != "lowered":
+                continue
+            es = [change.relaxed.value("ES", "tested", "content") for change in (one, other)]
+            if es[0] is not None and es[1] is not None:
+                found.append((abs(es[0] - es[1]), es[0], es[1], one, other))
+    if not found:
+        return ""
+    _, here, there, one, other = min(found, key=lambda each: each[0])
+    return (
+        "ES says how far the law moves, not whither. The closest two drafters of one target and task with opposite "
+        f"effects: {one}, ES {here:.4f} at content tokens; {other}, ES {there:.4f}."
     )
 
 

@@ -181,6 +181,13 @@ def test_a_pair_is_judged_jointly_and_the_mean_by_problem():
     assert mean.high == pytest.approx(1.96 * (40 * 0.25 / 4000 / 4000) ** 0.5, rel=1e-3)
 
 
+def test_the_same_deviation_may_raise_and_lower():
+    cells, other = [graded(sd(6), 3000, 40, 0.0), graded(nsd(6), 3100, 30, 0.02)], "draft-model:mismatched"
+    cells += [graded(sd(6), 3000, 40, 0.0, drafter=other), graded(nsd(6), 2900, 30, 0.03, drafter=other)]
+    assert "not whither" in lessons(Book(cells)) and "ES 0.0200 at content tokens" in lessons(Book(cells))
+    assert "not whither" not in lessons(Book(cells[:2]))
+
+
 def test_a_correlation_has_an_interval_and_needs_cells():
     r, low, high = correlation([1, 2, 3, 4, 5, 6, 7, 8], [1, 2.1, 2.9, 4, 5.2, 5.9, 7, 8])
     assert r > 0.99 and 0.9 < low < r < high <= 1
