@@ -9,7 +9,8 @@ One run, batch 1, arms interleaved prompt by prompt on the held-out prompts of t
 - all
 
 Answers are kept in --out as they come; the same command goes on where a killed one was, other sets join the same
-folder. --minutes takes the cells that are expected to fit, in order of priority, and names those left out.
+folder. A set whose arms are compared with each other has a folder and a page of its own (--out, --page), so that all of
+them are interleaved. --minutes takes the cells that are expected to fit, by priority, and names those left out.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--accounting", choices=["full", "rescues"], default="full")
     made.add_argument("--out", type=Path, default=Path("runs/local"), help="where answers are kept")
     made.add_argument("--results", type=Path, help="where the page goes; docs/results, or --out if quick")
+    made.add_argument(
+        "--page", default=page.MAIN, metavar="NAME", help="the page's name, for a set with a folder of its own"
+    )
     made.add_argument("--page-only", action="store_true", help="measure nothing: score what is there, make the page")
     made.add_argument("--quick", action="store_true", help="two short prompts a cell: shows that all works")
     return made
@@ -93,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
     score_all(bench, present, store, _say)
     rows, refused = rows_of(present, store, prompts, tokens)
     folder = options.results or (options.out if options.quick else Path("docs/results"))
-    for path in page.write(folder, rows, refused, store, options.quick):
+    for path in page.write(folder, rows, refused, store, options.quick, options.page):
         print(path)
     return 0
 

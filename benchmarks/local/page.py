@@ -13,18 +13,23 @@ from benchmarks.local.rows import PARTS, Row
 from benchmarks.local.samples import Store
 from nsd.bench.stats import Estimate
 
+MAIN = "local"
+"""The page that shows every goal; others show those that they measured."""
 
-def write(folder: Path, rows: Sequence[Row], refused: Mapping[str, str], store: Store, quick: bool) -> list[Path]:
-    """Write local.md, local.json and, where there is a curve to draw, local.svg -> the files."""
+
+def write(
+    folder: Path, rows: Sequence[Row], refused: Mapping[str, str], store: Store, quick: bool, name: str = MAIN
+) -> list[Path]:
+    """Write NAME.md, NAME.json and, where there is a curve to draw, NAME.svg -> the files."""
     from benchmarks.local.curve import draw
 
     folder.mkdir(parents=True, exist_ok=True)
-    found = outcomes(rows, store)
-    picture = draw(rows, folder / "local.svg")
+    found = [one for one in outcomes(rows, store) if name == MAIN or one.value is not None]
+    picture = draw(rows, folder / f"{name}.svg")
     skipped = {name: why for session in store.sessions for name, why in session["skipped"].items()}
     skipped = {name: why for name, why in skipped.items() if name not in {row.cell.name for row in rows}}
-    page = folder / "local.md"
-    page.write_text(markdown(rows, found, {**skipped, **refused}, store, quick, picture is not None), encoding="utf-8")
+    page = folder / f"{name}.md"
+    page.write_text(markdown(rows, found, {**skipped, **refused}, store, quick, picture), encoding="utf-8")
     raw: dict[str, Any] = {
         "sessions": store.sessions,
         "quick": quick,
@@ -33,7 +38,7 @@ def write(folder: Path, rows: Sequence[Row], refused: Mapping[str, str], store: 
         "absent": {**skipped, **refused},
         "default_k": [{"dtype": dtype, "k": k, "tokens_per_second": rates} for dtype, k, rates in default_ks(rows)],
     }
-    document = folder / "local.json"
+    document = folder / f"{name}.json"
     document.write_text(json.dumps(raw, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return [page, document, *([picture] if picture else [])]
 
@@ -44,14 +49,16 @@ def markdown(
     absent: Mapping[str, str],
     store: Store,
     quick: bool,
-    picture: bool,
+    picture: Path | None,
 ) -> str:
     """The whole page."""
     parts = ["# smollm2-135m on this machine", *_head(store, quick)]
-    parts += ["## Goals", _goal_table(found), *_arithmetic(found), *lost(rows)]
+    if found:
+        parts += ["## Goals", _goal_table(found), *_arithmetic(found)]
+    parts += lost(rows)
     parts += ["## Speed", _SPEED, _speed_table(rows), "## What it costs", _COST, _cost_table(rows)]
     if picture:
-        parts += ["## Sharper drafts, greedy drafts, the cap", "![tokens/s against mean deviation](local.svg)"]
+        parts += ["## Sharper drafts, greedy drafts, the cap", f"![tokens/s against mean deviation]({picture.name})"]
     best_k = [f"| {dtype} | {k} | {rates} |" for dtype, k, rates in default_ks(rows)]
     if best_k:
         parts += ["## K by format", _K, "\n".join(["| target | fastest K | tokens/s by K |", "|---|---|---|", *best_k])]

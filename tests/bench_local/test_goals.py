@@ -91,3 +91,8 @@ def test_page_and_document(store, tmp_path):
     assert files[2].read_text(encoding="utf-8").count("cap 0.05") == 1
     again = page.write(tmp_path / "page", rows, {}, store, quick=True)
     assert "none of its figures is one to quote" in again[0].read_text(encoding="utf-8")
+    assert "not measured" in text
+    aside = page.write(tmp_path / "page", rows, {}, store, quick=False, name="curve")
+    assert [path.name for path in aside] == ["curve.md", "curve.json", "curve.svg"]
+    text = aside[0].read_text(encoding="utf-8")
+    assert "(curve.svg)" in text and "not measured" not in text and "**missed**" in text
