@@ -57,16 +57,24 @@ def _panel(place: Any, arms: Sequence[Row]) -> None:
     capped = [r for r in arms if r.cell.cap is not None or (r.cell.headline)]
     line = sorted(((_x(r), _y(r)) for r in capped), key=lambda point: point[0])
     place.plot([x for x, _ in line], [y for _, y in line], color="#8839ef", lw=1, alpha=0.6, zorder=1)
-    for row in arms:
+    right = 1.4 * max(_x(row) for row in arms) + 0.02
+    place.set_xlim(-0.02, right)
+    heights = [_y(row) for row in arms]
+    apart = 0.045 * (max(heights) - min(heights))
+    taken = list[tuple[float, float]]()
+    for row in sorted(arms, key=_y):
         colour = "#1e66f5" if row.cell.rule == "sd" else "#8839ef" if row.cell.headline or row.cell.cap else "#df8e1d"
         low, high = row.rate.low or _y(row), row.rate.high or _y(row)
         place.errorbar(_x(row), _y(row), [[_y(row) - low], [high - _y(row)]], fmt="o", ms=4, color=colour, lw=1)
         text = f"{label(row.cell)} ({row.tau.value:.2f})"
-        place.annotate(text, (_x(row), _y(row)), textcoords="offset points", xytext=(5, 4), fontsize=7)
+        height = _y(row)
+        while any(abs(height - y) < apart and abs(_x(row) - x) < 0.35 * right for x, y in taken):
+            height += 0.1 * apart
+        taken.append((_x(row), height))
+        place.annotate(text, (_x(row) + 0.012 * right, height), va="center", fontsize=7)
     place.set_xlabel("mean deviation spent at a tested position (mean ES)")
     place.set_ylabel("tokens/s (in brackets: tau)")
     place.grid(alpha=0.3)
-    place.margins(x=0.18)
 
 
 def _x(row: Row) -> float:

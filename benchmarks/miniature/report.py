@@ -74,10 +74,12 @@ def _state(book: Book, about: About) -> str:
     sizes = [len(m.rows) for m in book.cells.values()]
     if not sizes:
         return "Nothing has been measured yet."
+    enough = sum(size >= ENOUGH for size in sizes)
     said = [f"{len(sizes)} cells are measured, with {min(sizes):,} to {max(sizes):,} problems a cell."]
-    if min(sizes) < ENOUGH:
+    if enough < len(sizes):
         said.append(
-            f"**That is fewer than the {ENOUGH:,} that a difference of a point needs**: read scores by their intervals."
+            f"**{len(sizes) - enough} of them have fewer than the {ENOUGH:,} that a difference of a point needs**: "
+            "read scores by their intervals."
         )
     if about.open_cells:
         said.append(
