@@ -60,21 +60,27 @@ def _panel(place: Any, arms: Sequence[Row]) -> None:
     right = 1.4 * max(_x(row) for row in arms) + 0.02
     place.set_xlim(-0.02, right)
     heights = [_y(row) for row in arms]
-    apart = 0.045 * (max(heights) - min(heights))
+    apart = 0.045 * max(max(heights) - min(heights), 0.01 * max(heights))
     taken = list[tuple[float, float]]()
     for row in sorted(arms, key=_y):
         colour = "#1e66f5" if row.cell.rule == "sd" else "#8839ef" if row.cell.headline or row.cell.cap else "#df8e1d"
         low, high = row.rate.low or _y(row), row.rate.high or _y(row)
         place.errorbar(_x(row), _y(row), [[_y(row) - low], [high - _y(row)]], fmt="o", ms=4, color=colour, lw=1)
         text = f"{label(row.cell)} ({row.tau.value:.2f})"
-        height = _y(row)
-        while any(abs(height - y) < apart and abs(_x(row) - x) < 0.35 * right for x, y in taken):
-            height += 0.1 * apart
+        height = free(_y(row), [y for x, y in taken if abs(_x(row) - x) < 0.35 * right], apart)
         taken.append((_x(row), height))
         place.annotate(text, (_x(row) + 0.012 * right, height), va="center", fontsize=7)
     place.set_xlabel("mean deviation spent at a tested position (mean ES)")
     place.set_ylabel("tokens/s (in brackets: tau)")
     place.grid(alpha=0.3)
+
+
+def free(height: float, taken: Sequence[float], apart: float) -> float:
+    """The lowest height from this one upwards that is so far apart from those taken."""
+    for other in sorted(taken):
+        if abs(height - other) < apart:
+            height = other + apart
+    return height
 
 
 def _x(row: Row) -> float:

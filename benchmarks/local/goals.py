@@ -82,7 +82,8 @@ def _at(t: float, rows: list[Row], store: Store) -> list[Outcome]:
     fastest = best(rows, "nsd")
     theirs = next((row for row in rows if row.cell.engine == "transformers"), None)
     found.append(_over(OVER_TRANSFORMERS, t, fastest, theirs, store))
-    found.append(_over(OVER_ANYBODY, t, fastest, best_plain(rows), store))
+    others = any(row.cell.engine != "nsd" for row in rows)
+    found.append(_over(OVER_ANYBODY, t, fastest, best_plain(rows) if others else None, store))
     for dtype in DTYPES:
         row = best(rows, "nsd", dtype)
         share = None if row is None else row.decision_share

@@ -26,10 +26,10 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     found = [one for one in outcomes(rows, store) if name == MAIN or one.value is not None]
     picture = draw(rows, folder / f"{name}.svg")
-    skipped = {name: why for session in store.sessions for name, why in session["skipped"].items()}
-    skipped = {name: why for name, why in skipped.items() if name not in {row.cell.name for row in rows}}
+    skipped = {cell: why for session in store.sessions for cell, why in session["skipped"].items()}
+    skipped = {cell: why for cell, why in skipped.items() if cell not in {row.cell.name for row in rows}}
     page = folder / f"{name}.md"
-    page.write_text(markdown(rows, found, {**skipped, **refused}, store, quick, picture), encoding="utf-8")
+    page.write_text(markdown(name, rows, found, {**skipped, **refused}, store, quick, picture), encoding="utf-8")
     raw: dict[str, Any] = {
         "sessions": store.sessions,
         "quick": quick,
@@ -44,6 +44,7 @@ def write(
 
 
 def markdown(
+    name: str,
     rows: Sequence[Row],
     found: Sequence[Outcome],
     absent: Mapping[str, str],
@@ -52,7 +53,7 @@ def markdown(
     picture: Path | None,
 ) -> str:
     """The whole page."""
-    parts = ["# smollm2-135m on this machine", *_head(store, quick)]
+    parts = [f"# smollm2-135m on this machine: {name}", *_head(store, quick)]
     if found:
         parts += ["## Goals", _goal_table(found), *_arithmetic(found)]
     parts += lost(rows)

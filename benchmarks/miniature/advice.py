@@ -1,14 +1,15 @@
 """The rule of thumb for users: up to which threshold NSD kept the score, with the figures that say so.
 
-A single pair's interval misses one time in twenty, and a report has dozens of pairs. So a pair counts as harmed only
-where all intervals of the rule, widened to hold jointly, still leave it so; what NSD costs on average is judged by the
-mean over pairs.
+A single pair's interval misses one time in twenty, and a report has dozens of pairs. So every interval is widened until
+all of them hold jointly, and a pair counts as harmed only where its own still lies below 0; what NSD costs on average
+is judged by the mean over pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -29,8 +30,8 @@ from benchmarks.miniature.family import MATCHED, MISMATCHED
 from benchmarks.miniature.numbers import Book
 from nsd.bench.stats import Estimate
 
-WORDS = {MATCHED: "learned from the target's own text", MISMATCHED: "learned from text of other habits"}
-HEAD = ("drafter", "theta", "pairs", "mean change, points", "worst pair, jointly", "calls saved", "ES content")
+WORDS = {MATCHED: "has the target's own habits", MISMATCHED: "has other habits"}
+HEAD = ("drafter", "theta", "pairs", "mean change, points", "worst pair (joint interval)", "calls saved", "ES content")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Step:
 
     theta: float
     changes: Sequence[Change]
-    wider: float = 1.0
+    wider: float
 
     @property
     def mean(self) -> Estimate:
@@ -49,7 +50,12 @@ class Step:
     @property
     def cheap(self) -> bool:
         """Surely less than MARGIN lost on average, and no pair harmed."""
-        return (self.mean.low or 0.0) > -MARGIN and not self.harmed
+        return self.mean.low is not None and self.mean.low > -MARGIN and not self.harmed
+
+    @property
+    def dear(self) -> bool:
+        """Surely more than MARGIN lost on average, or a pair harmed."""
+        return self.harmed > 0 or (self.mean.high is not None and self.mean.high < -MARGIN)
 
     @property
     def harmed(self) -> int:
@@ -70,61 +76,64 @@ class Step:
 
 def rule_of_thumb(book: Book) -> str:
     """The section."""
-    every = {variant: _steps(book, variant) for variant in WORDS}
-    wider = joint(sum(len(step.changes) for steps in every.values() for step in steps))
-    every = {variant: [replace(step, wider=wider) for step in steps] for variant, steps in every.items()}
+    measured = {variant: _measured(book, variant) for variant in WORDS}
+    changes = [change for thetas in measured.values() for found in thetas.values() for change in found]
+    wider = joint(len(changes))
+    every = {
+        variant: [Step(theta, found, wider) for theta, found in thetas.items()] for variant, thetas in measured.items()
+    }
     said = [f"- **A drafter that {words}**: {_advice(every[variant])}" for variant, words in WORDS.items()]
-    es = _limit([change for steps in every.values() for step in steps for change in step.changes])
+    es = _limit(changes, wider)
     if es is not None:
         said.append(f"- **Watch ES where answers are decided**: {es}")
     head = (
         "A rule of thumb for users, computed from the cells below. A threshold is called cheap if the mean over its "
-        f"pairs surely loses less than {100 * MARGIN:.0f} point and no pair is surely lowered; pairs are judged by "
-        "intervals that hold jointly with 95% over the whole table."
+        f"pairs surely loses less than {100 * MARGIN:.0f} point (95% interval) and no pair is shown to be lowered, by "
+        "however little; pairs are judged by intervals that hold jointly with 95% over the whole table. That none is "
+        "shown to be lowered is no proof that none is: the column has the worst. Thresholds rest on different pairs."
     )
     rows = [step.cells(variant) for variant, steps in every.items() for step in steps]
     parts = ["### Rule of thumb", head, "\n".join(said)]
     return "\n\n".join([*parts, table(HEAD, rows)] if rows else parts)
 
 
-def _steps(book: Book, variant: str) -> list[Step]:
-    """The thresholds at which pairs of a variant were measured, lowest first."""
+def _measured(book: Book, variant: str) -> dict[float, list[Change]]:
+    """Changes by the thresholds at which pairs of a variant were measured, lowest first."""
     pairs: list[Pair] = [pair for pair in book.pairs if pair[2].endswith(f":{variant}")]
-    steps = []
-    for theta in sorted(THETAS):
-        changes = [change for pair in pairs if (change := change_of(book, pair, theta)) is not None]
-        if changes:
-            steps.append(Step(theta, changes))
-    return steps
+    found = {theta: [change_of(book, pair, theta) for pair in pairs] for theta in sorted(THETAS)}
+    there = {theta: [change for change in changes if change is not None] for theta, changes in found.items()}
+    return {theta: changes for theta, changes in there.items() if changes}
 
 
 def _advice(steps: Sequence[Step]) -> str:
-    """The highest cheap threshold, and the lowest that harms."""
+    """The highest cheap threshold, and those at which a pair is lowered."""
     if not steps:
         return f"{UNKNOWN}; no pair was measured."
     cheap = _highest(steps, lambda step: step.cheap)
-    harmful = next((step for step in steps if step.harmed), None)
-    first = f"theta up to {cheap:g} is cheap" if cheap is not None else f"whether any theta is cheap {UNKNOWN}"
-    if harmful is None:
-        return f"{first}; no pair is surely lowered at any measured theta (up to {steps[-1].theta:g})."
-    return f"{first}; from {harmful.theta:g} on it harms ({harmful.harmed} of {len(harmful.changes)} pairs lowered)."
+    if cheap is not None:
+        first = f"theta up to {cheap.theta:g} is cheap (there: {_pairs(len(cheap.changes))})"
+    else:
+        first = "no measured theta is cheap" if steps[0].dear else f"whether any theta is cheap {UNKNOWN}"
+    harmful = [f"{step.theta:g} in {step.harmed} of {len(step.changes)}" for step in steps if step.harmed]
+    if not harmful:
+        return f"{first}; no pair is shown to be lowered at any measured theta (up to {steps[-1].theta:g})."
+    return f"{first}; the score is lowered at theta {', at '.join(harmful)} pairs."
 
 
-def _highest(steps: Sequence[Step], good: Callable[[Step], bool]) -> float | None:
+def _pairs(count: int) -> str:
+    return f"{count} pair{'' if count == 1 else 's'}"
+
+
+def _highest(steps: Sequence[Step], good: Callable[[Step], bool]) -> Step | None:
     """The highest threshold up to which all are good."""
-    best = None
-    for step in steps:
-        if not good(step):
-            break
-        best = step.theta
-    return best
+    return next(reversed(list(takewhile(good, steps))), None)
 
 
-def _limit(changes: Sequence[Change]) -> str | None:
+def _limit(changes: Sequence[Change], wider: float) -> str | None:
     """Mean ES at content tokens of cells that keep their score, and of those that lose."""
     by_sign: dict[str, list[float]] = {}
     for change in changes:
-        es, sign = change.relaxed.value("ES", "tested", "content"), change.sign()
+        es, sign = change.relaxed.value("ES", "tested", "content"), change.sign(wider)
         if es is not None:
             by_sign.setdefault("kept" if sign == "raised" else sign, []).append(es)
     kept, lost = by_sign.get("kept"), by_sign.get("lowered")

@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.miniature.cells import DEFAULT_THETA, Cell, nsd, sd
 from benchmarks.miniature.family import mechanism_of
 from benchmarks.miniature.numbers import Book, Measured, paired
+from nsd.bench import stats
 from nsd.bench.stats import Estimate
 
 Pair = tuple[str, str, str]
@@ -44,6 +45,11 @@ class Change:
         return min(len(self.base.rows), len(self.relaxed.rows))
 
     @property
+    def difference(self) -> float:
+        """The difference of accuracies over the problems that both have."""
+        return self.score.value or 0.0
+
+    @property
     def saved(self) -> float:
         """Share of SD's verification calls a token that NSD does without."""
         return 1 - self.relaxed.calls.fraction / self.base.calls.fraction
@@ -68,20 +74,21 @@ def change_of(book: Book, pair: Pair, theta: float = DEFAULT_THETA) -> Change | 
 def mean_change(changes: Sequence[Change]) -> Estimate:
     """Mean over pairs of the difference of scores, with a 95% interval over problems.
 
-    Pairs of a task have its problems in common, so they are averaged problem by problem; tasks are independent.
+    Every pair weighs the same and brings all its problems. Pairs of a task have problems in common, so what they add
+    to the error is summed problem by problem before it is squared; tasks are independent. No interval below FEWEST
+    problems.
     """
-    tasks: dict[str, list[Change]] = {}
+    errors: dict[str, stats.Array] = {}
     for change in changes:
-        tasks.setdefault(change.pair[1], []).append(change)
-    mean = variance = 0.0
+        n = change.n
+        each = change.relaxed.column("correct")[:n] - change.base.column("correct")[:n]
+        mine = errors.setdefault(change.pair[1], np.zeros(max(c.n for c in changes)))
+        mine[:n] += (each - each.mean()) / (n * len(changes))
+    mean = float(np.mean([change.difference for change in changes]))
     fewest = min(change.n for change in changes)
-    for mine in tasks.values():
-        n = min(change.n for change in mine)
-        each = np.mean([c.relaxed.column("correct")[:n] - c.base.column("correct")[:n] for c in mine], axis=0)
-        share = len(mine) / len(changes)
-        mean += share * float(each.mean())
-        variance += share**2 * float(each.var(ddof=1)) / n if n > 1 else math.inf
-    wide = NormalDist().inv_cdf(0.975) * math.sqrt(variance)
+    if fewest < stats.FEWEST:
+        return Estimate(mean, None, None, fewest)
+    wide = NormalDist().inv_cdf(0.975) * math.sqrt(sum(float((e**2).sum()) for e in errors.values()))
     return Estimate(mean, mean - wide, mean + wide, fewest)
 
 

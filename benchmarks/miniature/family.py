@@ -84,7 +84,7 @@ def nearest(accuracy: float) -> str:
 
 
 def by_level(targets: Iterable[str]) -> list[str]:
-    """Targets shape by shape, as the shapes come, and within a shape from the lowest level to the highest."""
+    """Targets in the order in which shapes first appear, those of a shape from its lowest level to its highest."""
     names = list(dict.fromkeys(targets))
     shapes = list(dict.fromkeys(_shape_and_level(name)[0] for name in names))
     return sorted(names, key=lambda name: (shapes.index(_shape_and_level(name)[0]), _shape_and_level(name)[1]))

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.miniature.advice import rule_of_thumb
 from benchmarks.miniature.cells import AR, AR_TOP_P, CAPS, DEFAULT_THETA, THETAS, Arm, Cell, fadings, nsd, sd
-from benchmarks.miniature.changes import MARGIN, UNKNOWN, Change, change_of, points
+from benchmarks.miniature.changes import MARGIN, UNKNOWN, Change, change_of, joint, points
 from benchmarks.miniature.family import MATCHED, MISMATCHED, mechanism_of
 from benchmarks.miniature.numbers import Book, Measured, paired
 from nsd.bench.stats import Estimate
@@ -28,7 +28,8 @@ def lessons(book: Book) -> str:
     if not changes:
         return ""
     parts = ["## What it teaches", rule_of_thumb(book), *_kept(changes), _tail(book, changes), _habits(changes)]
-    return "\n\n".join([*parts, _where(book), _whither(changes), _equal_calls(book)])
+    parts += [_where(book), _opposite(changes), _equal_calls(book)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _kept(changes: Sequence[Change]) -> list[str]:
@@ -118,25 +119,30 @@ def _where(book: Book) -> str:
     )
 
 
-def _whither(changes: Sequence[Change]) -> str:
-    """Two drafters of one target and task with nearly the same ES at content tokens, one that gains and one that loses.
+ALIKE = 1.1
+"""Two deviations within this factor count as nearly the same."""
 
-    Empty where there are none.
+
+def _opposite(changes: Sequence[Change]) -> str:
+    """Two drafters of one target and task, nearly the same ES at content tokens, one surely gains, one surely loses.
+
+    Judged by intervals that hold jointly; empty where there are none.
     """
-    found = []
-    for one in changes:
-        for other in changes:
-            if one.pair[:2] != other.pair[:2] or one.sign() != "raised" or other.sign() != "lowered":
-                continue
-            es = [change.relaxed.value("ES", "tested", "content") for change in (one, other)]
-            if es[0] is not None and es[1] is not None:
-                found.append((abs(es[0] - es[1]), es[0], es[1], one, other))
-    if not found:
+    wider = joint(len(changes))
+    known = [(change, es) for change in changes if (es := change.relaxed.value("ES", "tested", "content"))]
+    found = [
+        (max(gain_es, loss_es) / min(gain_es, loss_es), gain, gain_es, loss, loss_es)
+        for gain, gain_es in known
+        for loss, loss_es in known
+        if gain.pair[:2] == loss.pair[:2] and gain.sign(wider) == "raised" and loss.sign(wider) == "lowered"
+    ]
+    near = min(found, key=lambda each: each[0], default=None)
+    if near is None or near[0] > ALIKE:
         return ""
-    _, here, there, one, other = min(found, key=lambda each: each[0])
+    _, gain, gain_es, loss, loss_es = near
     return (
-        "ES says how far the law moves, not whither. The closest two drafters of one target and task with opposite "
-        f"effects: {one}, ES {here:.4f} at content tokens; {other}, ES {there:.4f}."
+        "ES says how far the law moves, not in which direction. Two drafters of one target and task with nearly the "
+        f"same ES at content tokens: {gain}, ES {gain_es:.4f}; {loss}, ES {loss_es:.4f}."
     )
 
 

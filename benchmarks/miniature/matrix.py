@@ -2,8 +2,9 @@
 
 A cell of 4,096 problems takes minutes of one core, so not everything is crossed with everything. Each shape's most
 accurate target (its top) has the whole of Table 1; lower levels the separate model and what is built in, on the first
-task. Thresholds are for `deep` pairs, and last of all for every pair of the first top; caps, fading thresholds, K and
-baselines for the deep ones of the first top. Cells of the MAIN groups take all problems, the others may take fewer.
+task. Thresholds are for `deep` pairs, and last of all for every pair of the first top on every task; caps, fading
+thresholds and baselines for the deep ones of the first top, K also for what is built in. Cells of the MAIN groups take
+all problems, the others may take fewer.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ def _state(book: Book, about: About) -> str:
 def _shape(book: Book, facts: Mapping[str, Any]) -> str:
     """Table 1 in short: the most accurate target of each shape on the first task."""
     rows = []
-    best = tops(book.targets)
-    for target, task, drafter in sorted(book.pairs, key=lambda pair: by_level(book.targets).index(pair[0])):
+    best, order = tops(book.targets), by_level(book.targets)
+    for target, task, drafter in sorted(book.pairs, key=lambda pair: order.index(pair[0])):
         k = mechanism_of(drafter).k
         base, relaxed = (book.get(Cell(target, task, drafter, arm)) for arm in (sd(k), nsd(k)))
         plain = book.get(Cell(target, task, None, AR))
@@ -191,7 +191,7 @@ def _table_1(book: Book, target: str) -> str:
 
 
 def _levels(book: Book, facts: Mapping[str, Any]) -> str:
-    """The same drafter on several targets: what the target's skill and size change."""
+    """One kind of drafter on several targets: what the target's skill and size change."""
     by_drafter: dict[tuple[str, str], list[Change]] = {}
     for target, task, drafter in book.pairs:
         change = change_of(book, (target, task, drafter))
@@ -210,11 +210,16 @@ def _levels(book: Book, facts: Mapping[str, Any]) -> str:
                 _number(change.relaxed.value("ES", "tested")),
             ])  # fmt: skip
     if not rows:
-        return "No drafter was measured on more than one target."
+        return "No kind of drafter was measured on more than one target."
     head = [
-        "task", "drafter", "target", "parameters", "n", "AR", "NSD - SD", "τ of SD", "τ of NSD", "NSD over SD", "ES"
+        "task", "drafter", "target", "parameters", "n", "AR, %", "NSD - SD, points", "τ of SD", "τ of NSD",
+        "NSD over SD", "mean ES",
     ]  # fmt: skip
-    return f"NSD at theta {c.DEFAULT_THETA:g}; the speed-up is in target calls.\n\n{table(head, rows)}"
+    said = (
+        f"NSD at theta {c.DEFAULT_THETA:g}; the speed-up is in target calls. The separate model is the same checkpoint "
+        "beside every target; heads, blocks and what is built in are each target's own."
+    )
+    return f"{said}\n\n{table(head, rows)}"
 
 
 def _number(value: float | None) -> str:

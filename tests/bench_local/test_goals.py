@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.local import page
 from benchmarks.local.cells import CAPS, ar, llama, nsd, sd, transformers
-from benchmarks.local.curve import panels_of
+from benchmarks.local.curve import free, panels_of
 from benchmarks.local.goals import default_ks, limit, lost, outcomes
 from benchmarks.local.samples import Store
 
@@ -95,4 +95,17 @@ def test_page_and_document(store, tmp_path):
     aside = page.write(tmp_path / "page", rows, {}, store, quick=False, name="curve")
     assert [path.name for path in aside] == ["curve.md", "curve.json", "curve.svg"]
     text = aside[0].read_text(encoding="utf-8")
+    assert text.startswith("# smollm2-135m on this machine: curve")
     assert "(curve.svg)" in text and "not measured" not in text and "**missed**" in text
+
+
+def test_nobody_is_beaten_where_nobody_else_was_measured(store):
+    rows = [row for row in valid(store, *CELLS) if row.cell.engine == "nsd"]
+    found = {one.figure: one for one in outcomes(rows, store)}
+    assert found["best NSD over the best plain decoding of anybody"].value is None
+
+
+def test_labels_of_a_picture_stay_apart():
+    assert free(5.0, [1.0, 9.0], 1.0) == 5.0
+    assert free(5.0, [5.0, 5.5, 4.2], 1.0) == 6.5
+    assert free(5.0, [5.0, 5.0], 0.0) == 5.0
