@@ -7,13 +7,13 @@ is judged by the mean over pairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
 
-from benchmarks.miniature.cells import THETAS
+from benchmarks.miniature.cells import DEFAULT_THETA, THETAS
 from benchmarks.miniature.changes import (
     MARGIN,
     UNKNOWN,
@@ -31,15 +31,29 @@ from benchmarks.miniature.numbers import Book
 from nsd.bench.stats import Estimate
 
 WORDS = {MATCHED: "has the target's own habits", MISMATCHED: "has other habits"}
-HEAD = ("drafter", "theta", "pairs", "mean change, points", "worst pair (joint interval)", "calls saved", "ES content")
+SAME = f"the same pairs at {DEFAULT_THETA:g}"
+HEAD = (
+    "drafter",
+    "theta",
+    "pairs",
+    "mean change, points",
+    SAME,
+    "worst pair (joint interval)",
+    "calls saved",
+    "ES content",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """All pairs of a variant at one threshold; `wider` makes single intervals hold jointly over the whole rule."""
+    """All pairs of a variant at one threshold, and those of them that were measured at the default one.
+
+    wider: makes single intervals hold jointly over the whole rule.
+    """
 
     theta: float
     changes: Sequence[Change]
+    at_default: Sequence[Change]
     wider: float
 
     @property
@@ -64,11 +78,12 @@ class Step:
 
     def cells(self, variant: str) -> list[str]:
         """Its row of the table."""
+        same = points(mean_change(self.at_default)) if len(self.at_default) == len(self.changes) else "-"
         worst = min(self.changes, key=lambda change: change.score.value or 0.0)
         saved = 100 * float(np.mean([change.saved for change in self.changes]))
         es = [change.relaxed.value("ES", "tested", "content") or 0.0 for change in self.changes]
         return [
-            variant, f"{self.theta:g}", str(len(self.changes)), points(self.mean),
+            variant, f"{self.theta:g}", str(len(self.changes)), points(self.mean), same,
             f"{points(stretched(worst.score, self.wider))} ({', '.join(worst.pair)})", f"{saved:.0f}%",
             f"{float(np.mean(es)):.4f}",
         ]  # fmt: skip
@@ -80,7 +95,8 @@ def rule_of_thumb(book: Book) -> str:
     changes = [change for thetas in measured.values() for found in thetas.values() for change in found]
     wider = joint(len(changes))
     every = {
-        variant: [Step(theta, found, wider) for theta, found in thetas.items()] for variant, thetas in measured.items()
+        variant: [Step(theta, found, _at_default(thetas, found), wider) for theta, found in thetas.items()]
+        for variant, thetas in measured.items()
     }
     said = [f"- **A drafter that {words}**: {_advice(every[variant])}" for variant, words in WORDS.items()]
     es = _limit(changes, wider)
@@ -90,7 +106,8 @@ def rule_of_thumb(book: Book) -> str:
         "A rule of thumb for users, computed from the cells below. A threshold is called cheap if the mean over its "
         f"pairs surely loses less than {100 * MARGIN:.0f} point (95% interval) and no pair is shown to be lowered, by "
         "however little; pairs are judged by intervals that hold jointly with 95% over the whole table. That none is "
-        "shown to be lowered is no proof that none is: the column has the worst. Thresholds rest on different pairs."
+        "shown to be lowered is no proof that none is: the column has the worst. Thresholds rest on different pairs; "
+        "beside each mean stands that of the same pairs at the default."
     )
     rows = [step.cells(variant) for variant, steps in every.items() for step in steps]
     parts = ["### Rule of thumb", head, "\n".join(said)]
@@ -103,6 +120,12 @@ def _measured(book: Book, variant: str) -> dict[float, list[Change]]:
     found = {theta: [change_of(book, pair, theta) for pair in pairs] for theta in sorted(THETAS)}
     there = {theta: [change for change in changes if change is not None] for theta, changes in found.items()}
     return {theta: changes for theta, changes in there.items() if changes}
+
+
+def _at_default(thetas: Mapping[float, Sequence[Change]], changes: Sequence[Change]) -> list[Change]:
+    """The changes of the same pairs at the default threshold."""
+    pairs = {change.pair for change in changes}
+    return [change for change in thetas.get(DEFAULT_THETA, ()) if change.pair in pairs]
 
 
 def _advice(steps: Sequence[Step]) -> str:

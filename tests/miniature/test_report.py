@@ -158,6 +158,7 @@ def test_the_rule_of_thumb_is_the_highest_threshold_before_one_that_loses():
     cells += [graded(sd(6), 3000, 40, 0.0, drafter=other), graded(nsd(6), 2000, 30, 0.05, drafter=other)]
     text = lessons(Book(cells))
     assert "is cheap (there: 1 pair); the score is lowered at theta 0.95 in 1 of 1, at 0.99 in 1 of 1 pairs" in text
+    assert cells_of(text, "### Rule of thumb", "0.5")["the same pairs at 0.95"].startswith("-7.5 [")
     row = cells_of(text, "### Rule of thumb", "0.95")
     assert row["mean change, points"].startswith("-7.5 [") and row["calls saved"] == "12%"  # 38 - 3 blocks of 40
     assert "the two do not overlap" in text  # ES of cells that keep: 0; of cells that lose: 0.03 and more
