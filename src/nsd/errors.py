@@ -34,7 +34,7 @@ class NonFiniteTarget(NSDError, FloatingPointError):
         return NonFiniteTarget(request, self.place, position)
 
 
-class NoClosedForm(NSDError, NotImplementedError):
+class NoClosedForm(NSDError):
     """The emitted law of this rule has no closed form; nothing is estimated in its place."""
 
 

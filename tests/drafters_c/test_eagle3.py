@@ -11,6 +11,7 @@ from nsd.errors import ConfigError, ModelError, PairMismatch
 from nsd.laws import Sampling
 from nsd.verification import DraftLaw
 from tests.drafters_c import block_tools as tools
+from tests.drafters_c import chain_by_hand as networks
 from tests.drafters_c import chain_tools as chains
 
 CASES = {
@@ -44,9 +45,9 @@ def test_rounds_in_a_ragged_batch_equal_recomputation(name, target, tmp_path):
     embedding = target.model.get_input_embeddings().weight
 
     def by_hand(taps, ids, drafted):
-        return chains.eagle_by_hand(made, embedding, taps, ids, drafted)
+        return networks.eagle_by_hand(made, embedding, taps, ids, drafted)
 
-    chains.run_rounds(drafter, tools.HIDDEN, by_hand, most=4)
+    networks.run_rounds(drafter, tools.HIDDEN, by_hand, most=4)
 
 
 def test_the_targets_own_states_are_what_it_reads(target, tmp_path):
@@ -64,7 +65,7 @@ def test_the_targets_own_states_are_what_it_reads(target, tmp_path):
         drafted = draft.tokens.tolist()
         _, taps = target.states([ids[:-1]], drafter.taps)
         torch.testing.assert_close(
-            draft.q.double(), chains.eagle_by_hand(made, None, taps, ids, drafted), rtol=1e-5, atol=1e-5
+            draft.q.double(), networks.eagle_by_hand(made, None, taps, ids, drafted), rtol=1e-5, atol=1e-5
         )
         scores = opened.score([[ids[-1], *drafted]])
         opened.keep([2])

@@ -9,6 +9,7 @@ from nsd.errors import ConfigError, ModelError, PairMismatch
 from nsd.laws import Sampling
 from nsd.targets.base import FINAL_NORM
 from tests.drafters_c import block_tools as tools
+from tests.drafters_c import chain_by_hand as networks
 from tests.drafters_c import chain_tools as chains
 from tests.drafters_c.hybrid_models import hybrid_target
 
@@ -33,10 +34,10 @@ DEEPSEEK_NAMES = (
     *(f"model.layers.8.{p}.weight" for p in ("eh_proj", "hnorm", "enorm", "shared_head.norm")),
 )
 CASES = {
-    "Qwen3.5": (chains.mtp_qwen, chains.QWEN, QWEN_NAMES, False),
-    "MiMo": (chains.mtp_mimo, chains.DENSE, layernorms("model.mtp_layers.0."), True),
-    "DeepSeek form": (chains.mtp_deepseek, chains.DENSE, DEEPSEEK_NAMES, False),
-    "speculators": (chains.mtp_speculators, chains.DENSE, layernorms("mtp_layers.0."), False),
+    "Qwen3.5": (chains.mtp_qwen, networks.QWEN, QWEN_NAMES, False),
+    "MiMo": (chains.mtp_mimo, networks.DENSE, layernorms("model.mtp_layers.0."), True),
+    "DeepSeek form": (chains.mtp_deepseek, networks.DENSE, DEEPSEEK_NAMES, False),
+    "speculators": (chains.mtp_speculators, networks.DENSE, layernorms("mtp_layers.0."), False),
 }
 
 
@@ -61,9 +62,9 @@ def test_rounds_in_a_ragged_batch_equal_recomputation(name, dense, hybrid, tmp_p
     drafter = mtp.load(target, made.write(tmp_path))
 
     def by_hand(taps, ids, drafted):
-        return chains.mtp_by_hand(made, plain, names, *ends(target), taps[:, 0], ids, drafted, state_first)
+        return networks.mtp_by_hand(made, plain, names, *ends(target), taps[:, 0], ids, drafted, state_first)
 
-    chains.run_rounds(drafter, tools.HIDDEN, by_hand, most=4)
+    networks.run_rounds(drafter, tools.HIDDEN, by_hand, most=4)
 
 
 def checkpoint_of(target, made, folder):
@@ -89,8 +90,8 @@ def test_with_its_own_target_over_blocks(hybrid, tmp_path):
         drafted = draft.tokens.view(2, 2).tolist()
         for b, text in enumerate(texts):
             output = hybrid.model(input_ids=torch.tensor([text[:-1]]), use_cache=False, output_hidden_states=True)
-            mine = chains.mtp_by_hand(
-                made, chains.QWEN, QWEN_NAMES, *ends(hybrid), output.hidden_states[-1][0], text, drafted[b]
+            mine = networks.mtp_by_hand(
+                made, networks.QWEN, QWEN_NAMES, *ends(hybrid), output.hidden_states[-1][0], text, drafted[b]
             )
             torch.testing.assert_close(draft.q.view(2, 2, -1)[b].double(), mine, rtol=1e-4, atol=1e-5)
         scores = opened.score([[t[-1], *d] for t, d in zip(texts, drafted, strict=True)])

@@ -138,6 +138,7 @@ def _defines(tree: ast.Module, entry: str) -> bool:
 
 
 def _empty(node: ast.stmt) -> bool:
+    """Whether a statement of an answer leaves the work undone."""
     if isinstance(node, ast.Raise):
         raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
         return isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
