@@ -24,10 +24,10 @@ from benchmarks.miniature.changes import (
     mean_change,
     points,
     stretched,
-    table,
 )
 from benchmarks.miniature.family import MATCHED, MISMATCHED
 from benchmarks.miniature.numbers import Book
+from nsd.bench.document import markdown_table
 from nsd.bench.stats import Estimate
 
 WORDS = {MATCHED: "has the target's own habits", MISMATCHED: "has other habits"}
@@ -111,7 +111,7 @@ def rule_of_thumb(book: Book) -> str:
     )
     rows = [step.cells(variant) for variant, steps in every.items() for step in steps]
     parts = ["### Rule of thumb", head, "\n".join(said)]
-    return "\n\n".join([*parts, table(HEAD, rows)] if rows else parts)
+    return "\n\n".join([*parts, markdown_table(HEAD, rows)] if rows else parts)
 
 
 def _measured(book: Book, variant: str) -> dict[float, list[Change]]:

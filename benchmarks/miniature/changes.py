@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.miniature.cells import DEFAULT_THETA, Cell, nsd, sd
 from benchmarks.miniature.family import mechanism_of
-from benchmarks.miniature.numbers import Book, Measured, paired
+from benchmarks.miniature.numbers import Book, Measured, gain, paired
 from nsd.bench import stats
 from nsd.bench.stats import Estimate
 
@@ -80,8 +80,7 @@ def mean_change(changes: Sequence[Change]) -> Estimate:
     """
     errors: dict[str, stats.Array] = {}
     for change in changes:
-        n = change.n
-        each = change.relaxed.column("correct")[:n] - change.base.column("correct")[:n]
+        n, each = change.n, gain(change.relaxed, change.base)
         mine = errors.setdefault(change.pair[1], np.zeros(max(c.n for c in changes)))
         mine[:n] += (each - each.mean()) / (n * len(changes))
     mean = float(np.mean([change.difference for change in changes]))
@@ -112,9 +111,3 @@ def points(change: Estimate) -> str:
     if change.low is None or change.high is None:
         return f"{100 * change.value:+.1f}"
     return f"{100 * change.value:+.1f} [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.miniature.cells import AR, DEFAULT_THETA, Cell, match, nsd, sd
-from benchmarks.miniature.changes import MARGIN, change_of, joint, mean_change, points, stretched
+from benchmarks.miniature.changes import MARGIN, UNKNOWN, Change, change_of, joint, mean_change, points, stretched
 from benchmarks.miniature.family import mechanism_of
 from benchmarks.miniature.numbers import Book, Measured, estimate, paired
 from nsd.bench.stats import Estimate, Totals
 
-HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told"
+HOLDS, FAILS, OPEN = "holds", "does not hold", UNKNOWN
 
-Pair = tuple[Measured, Measured]  # NSD, SD
+Two = tuple[Measured, Measured]  # NSD, SD
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Claim:
 
 def claims(book: Book) -> list[Claim]:
     """Every claim that the measured cells speak to."""
-    pairs = [(n, s) for n, s in (_both(book, *pair) for pair in book.pairs) if n is not None and s is not None]
-    sds = [s for _, s in pairs]
-    nsds = [n for n, _ in pairs]
+    changes = [change for pair in book.pairs if (change := change_of(book, pair)) is not None]
+    pairs = [(change.relaxed, change.base) for change in changes]
+    nsds, sds = [n for n, _ in pairs], [s for _, s in pairs]
     found = [
         _exact(book),
         _over_pairs(
@@ -44,9 +44,7 @@ def claims(book: Book) -> list[Claim]:
             Said("NSD needs fewer verification calls a token than SD", "0.1600 to 0.0835"),
             pairs, lambda m: m.calls, 0.0, "calls a token", falls=True,
         ),
-        _kept_on_average(book),
-        _kept_everywhere(pairs),
-        _wins(pairs),
+        *([_kept_on_average(changes), _kept_everywhere(changes), _wins(changes)] if changes else []),
         _over_pairs(
             Said("so it does for MTP at K = 2: a longer accepted length", "Table 6"),
             [pair for pair in pairs if (pair[0].cell.drafter or "").startswith("mtp")], lambda m: m.tau, 0.0, "tokens",
@@ -84,51 +82,39 @@ class Said:
     figure: str
 
 
-def _against_match(book: Book, relaxed: Measured) -> Pair | None:
+def _against_match(book: Book, relaxed: Measured) -> Two | None:
     """NSD beside the native baseline of its mechanism, None where there is none."""
     cell = relaxed.cell
     native = book.get(Cell(cell.target, cell.task, cell.drafter, match(cell.arm.k)))
     return None if native is None else (relaxed, native)
 
 
-def _kept_on_average(book: Book) -> Claim | None:
+def _kept_on_average(changes: Sequence[Change]) -> Claim:
     """The mean difference of scores, which is what the paper states."""
-    changes = [change for pair in book.pairs if (change := change_of(book, pair)) is not None]
-    if not changes:
-        return None
     mean = mean_change(changes)
     claim = f"NSD keeps the task's score on average (here: loses less than {100 * MARGIN:.0f} point, mean over pairs)"
     ours = f"mean difference over {len(changes)} pairs: {points(mean)} points"
     return Claim(claim, ours, verdict_of([mean], -MARGIN), "+0.40 points on average")
 
 
-def _kept_everywhere(pairs: Sequence[Pair]) -> Claim | None:
+def _kept_everywhere(changes: Sequence[Change]) -> Claim:
     """Every single pair, by intervals that hold jointly."""
-    if not pairs:
-        return None
-    found = [(n, stretched(paired(n, s, lambda m: m.accuracy), joint(len(pairs)))) for n, s in pairs]
+    found = [(change.relaxed, stretched(change.score, joint(len(changes)))) for change in changes]
     ours = f"difference in accuracy, intervals that hold jointly: {_spread(found, -MARGIN)}"
     claim = f"(no claim of the paper) NSD loses less than {100 * MARGIN:.0f} point in every single pair"
     return Claim(claim, ours, verdict_of([e for _, e in found], -MARGIN), "below SD in 14 of 30 comparisons")
 
 
-def _wins(pairs: Sequence[Pair]) -> Claim | None:
+def _wins(changes: Sequence[Change]) -> Claim:
     """How often the score is above SD's."""
-    if not pairs:
-        return None
-    values = [paired(n, s, lambda m: m.accuracy).value or 0.0 for n, s in pairs]
+    values = [change.difference for change in changes]
     above, equal = sum(v > 0 for v in values), sum(v == 0 for v in values)
     mean = 100 * sum(values) / len(values)
-    ours = f"above SD in {above} of {len(pairs)} pairs, equal in {equal}; mean difference {mean:+.2f} points"
-    half = abs(above - (len(pairs) - equal) / 2) <= (len(pairs) - equal) ** 0.5
-    verdict = OPEN if len(pairs) < 6 else HOLDS if half else FAILS
+    ours = f"above SD in {above} of {len(changes)} pairs, equal in {equal}; mean difference {mean:+.2f} points"
+    half = abs(above - (len(changes) - equal) / 2) <= (len(changes) - equal) ** 0.5
+    verdict = OPEN if len(changes) < 6 else HOLDS if half else FAILS
     claim = "NSD's score is above SD's about as often as below it (within two standard errors of a coin)"
     return Claim(claim, ours, verdict, "above in 15 of 30, equal in 1, +0.40 points on average")
-
-
-def _both(book: Book, target: str, task: str, drafter: str) -> tuple[Measured | None, Measured | None]:
-    k = mechanism_of(drafter).k
-    return book.get(Cell(target, task, drafter, nsd(k))), book.get(Cell(target, task, drafter, sd(k)))
 
 
 def verdict_of(estimates: Sequence[Estimate], line: float, falls: bool = False) -> str:
@@ -143,7 +129,7 @@ def verdict_of(estimates: Sequence[Estimate], line: float, falls: bool = False) 
 
 
 def _over_pairs(
-    said: Said, pairs: Sequence[Pair], what: Callable[[Measured], Totals], line: float, unit: str, falls: bool = False
+    said: Said, pairs: Sequence[Two], what: Callable[[Measured], Totals], line: float, unit: str, falls: bool = False
 ) -> Claim | None:
     if not pairs:
         return None

@@ -15,7 +15,7 @@ from benchmarks.miniature.advice import rule_of_thumb
 from benchmarks.miniature.cells import AR, AR_TOP_P, CAPS, DEFAULT_THETA, THETAS, Arm, Cell, fadings, nsd, sd
 from benchmarks.miniature.changes import MARGIN, UNKNOWN, Change, change_of, joint, points
 from benchmarks.miniature.family import MATCHED, MISMATCHED, mechanism_of
-from benchmarks.miniature.numbers import Book, Measured, paired
+from benchmarks.miniature.numbers import Book, Measured, gain, paired
 from nsd.bench.stats import Estimate
 
 FEWEST_CELLS = 8
@@ -96,10 +96,8 @@ def _where(book: Book) -> str:
         es = [m.value("ES", "tested", kind) for kind in ("content", "phrasing")]
         if base is None or es[0] is None or es[1] is None:
             continue
-        loss = paired(m, base, lambda one: one.accuracy).value
-        if loss is not None:
-            for name, value in zip(found, (es[0], es[1], -loss), strict=True):
-                found[name].append(value)
+        for name, value in zip(found, (es[0], es[1], -float(gain(m, base).mean())), strict=True):
+            found[name].append(value)
     n = len(found["loss"])
     head = "### Where the deviation falls"
     if n < FEWEST_CELLS:

@@ -88,11 +88,16 @@ def paired(one: Measured, other: Measured, what: Callable[[Measured], Totals]) -
     return stats.difference(first, second).estimate()
 
 
+def gain(one: Measured, other: Measured) -> stats.Array:
+    """By problem that both cells have, the answer of one less that of the other: [n] of -1, 0, 1."""
+    n = min(len(one.rows), len(other.rows))
+    return one.column("correct")[:n] - other.column("correct")[:n]
+
+
 def mcnemar(one: Measured, other: Measured) -> float:
     """Exact McNemar p of two cells' answers."""
-    n = min(len(one.rows), len(other.rows))
-    a, b = one.column("correct")[:n], other.column("correct")[:n]
-    return stats.mcnemar(int(((a == 1) & (b == 0)).sum()), int(((a == 0) & (b == 1)).sum()))
+    each = gain(one, other)
+    return stats.mcnemar(int((each > 0).sum()), int((each < 0).sum()))
 
 
 class Book:

@@ -11,12 +11,13 @@ from typing import Any
 
 from benchmarks.miniature import cells as c
 from benchmarks.miniature.cells import AR, AR_COLD, AR_TOP_P, Arm, Cell, match, nsd, sd
-from benchmarks.miniature.changes import Change, change_of, points, table
+from benchmarks.miniature.changes import Change, change_of, points
 from benchmarks.miniature.claims import claims
 from benchmarks.miniature.family import LEVELS, MECHANISMS, TARGETS, by_level, mechanism_of, tops
 from benchmarks.miniature.lessons import lessons
 from benchmarks.miniature.matrix import SEEDS
 from benchmarks.miniature.numbers import Book, Measured, estimate, mcnemar, paired
+from nsd.bench.document import markdown_table
 from nsd.bench.stats import Estimate
 
 NONE = "-"
@@ -127,7 +128,7 @@ def _shape(book: Book, facts: Mapping[str, Any]) -> str:
             "## The shape of Table 1",
             "Percent of mini-math solved at temperature 1, theta 0.95; speed-ups in target calls. All arms, tasks and "
             "intervals follow below. " + (f"Reached in validation: {aside}." if aside else ""),
-            table(head, [*rows, *_PAPER]),
+            markdown_table(head, [*rows, *_PAPER]),
         )
         if part
     )
@@ -152,7 +153,7 @@ def _claims(book: Book) -> str:
     rows = [[claim.paper, claim.figure, f"**{claim.verdict}**", claim.ours] for claim in claims(book)]
     if not rows:
         return "No pair was measured."
-    return f"{_OF_THESE}\n\n{table(['claim', 'the paper', 'here', 'our figures (95% intervals)'], rows)}"
+    return f"{_OF_THESE}\n\n{markdown_table(['claim', 'the paper', 'here', 'our figures (95% intervals)'], rows)}"
 
 
 _OF_THESE = (
@@ -163,7 +164,7 @@ _OF_THESE = (
 
 def _models(facts: Mapping[str, Any]) -> str:
     rows = [[name, *(str(one.get(key, NONE)) for key in ("parameters", "training"))] for name, one in facts.items()]
-    return table(["model", "parameters", "training"], rows)
+    return markdown_table(["model", "parameters", "training"], rows)
 
 
 _HOW = (
@@ -187,7 +188,7 @@ def _table_1(book: Book, target: str) -> str:
                 if (m := book.get(Cell(target, task, drafter, arm))) is not None:
                     rows.append([task, drafter, f"{arm.speaks}, K={k}", *_main(m, plain, base)])
     head = ["task", "drafter", "way", "n", "score", "- AR", "- SD", "McNemar p", "speed-up in calls", "τ", "tokens/s"]
-    return f"### {target}\n\n" + table(head, rows)
+    return f"### {target}\n\n" + markdown_table(head, rows)
 
 
 def _levels(book: Book, facts: Mapping[str, Any]) -> str:
@@ -219,7 +220,7 @@ def _levels(book: Book, facts: Mapping[str, Any]) -> str:
         f"NSD at theta {c.DEFAULT_THETA:g}; the speed-up is in target calls. The separate model is the same checkpoint "
         "beside every target; heads, blocks and what is built in are each target's own."
     )
-    return f"{said}\n\n{table(head, rows)}"
+    return f"{said}\n\n{markdown_table(head, rows)}"
 
 
 def _number(value: float | None) -> str:
@@ -253,7 +254,7 @@ def _by_pair(book: Book, make: Any) -> list[str]:
                 "ES phrasing",
                 "spent",
             ]
-            found.append(f"### {target}, {task}, {drafter}\n\n" + table(head, rows))
+            found.append(f"### {target}, {task}, {drafter}\n\n" + markdown_table(head, rows))
     return found or ["Not measured in this run."]
 
 
@@ -340,7 +341,7 @@ def _analysis(book: Book) -> str:
         "pair", "rejected, in .95 nucleus", "rejected, top 10", "rejected a content token", "a phrasing token",
         "rescued, top 5", "draft entropy", "target entropy", "target's higher",
     ]  # fmt: skip
-    return table(head, [*rows, paper]) if rows else "No pair was measured."
+    return markdown_table(head, [*rows, paper]) if rows else "No pair was measured."
 
 
 def score(m: Measured) -> str:

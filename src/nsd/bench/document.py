@@ -88,7 +88,7 @@ class Report:
                 if isinstance(part, str):
                     lines += [part, ""]
                 elif isinstance(part, Table):
-                    lines += [_markdown_table(part), ""]
+                    lines += [f"**{part.caption}**", "", markdown_table(part.head, part.rows), ""]
                 else:
                     lines += [f"Figure (report.html): {part.caption}", ""]
         return "\n".join(lines).rstrip() + "\n"
@@ -98,6 +98,7 @@ def _plain_own(own: Spread | float | None) -> Any:
     return own.estimate().as_json() if isinstance(own, Spread) else own
 
 
-def _markdown_table(table: Table) -> str:
-    clean = [[cell.replace("|", "\\|") for cell in row] for row in (table.head, ["---"] * len(table.head), *table.rows)]
-    return f"**{table.caption}**\n\n" + "\n".join("| " + " | ".join(row) + " |" for row in clean)
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, bars in its cells escaped."""
+    clean = [[cell.replace("|", "\\|") for cell in row] for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in clean)

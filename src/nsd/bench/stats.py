@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import comb
 from typing import Any
 
@@ -73,9 +74,11 @@ class Spread:
         return Estimate(self.value, float(low), float(high), self.n)
 
 
+@lru_cache(maxsize=2)  # one may take 65 MB
 def picks_of(n: int, stratum: int = 0) -> npt.NDArray[np.int64]:
-    """Which problems each resample takes, [R, n]; the same for all arms of a stratum."""
+    """Which problems each resample takes, [R, n], read-only; the same for all arms of a stratum."""
     found: npt.NDArray[np.int64] = np.random.default_rng([stratum, n]).integers(n, size=(RESAMPLES, n))
+    found.flags.writeable = False
     return found
 
 
