@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from benchmarks.miniature.family import TARGETS, Manifest
 from benchmarks.miniature.matrix import TASKS
 from benchmarks.miniature.pool import tell
 from benchmarks.miniature.stages import Scale, all_stages, measure, ship, shipped, write_report
+from nsd.bench.runner import session_facts
 from nsd.errors import NSDError
 
 COUNT, OTHERS, QUICK = 4096, 1024, 1024
@@ -91,12 +93,18 @@ def main(arguments: list[str]) -> int:
 
 
 def ran(options: argparse.Namespace, scale: Scale) -> str:
-    """What was run, in one line of the document."""
+    """What was run, where and with what: two lines of the document."""
     models = "on the shipped checkpoints" if options.quick else "from nothing"
     rest = f" ({min(scale.others or scale.count, scale.count):,} in cells beside Table 1 and the thresholds)"
+    here = session_facts(["python", "-m", "benchmarks.miniature", *sys.argv[1:]])
+    versions = ", ".join(f"{name} {version}" for name, version in here["versions"].items())
+    where = f"{here['hardware']['cpu']}, {here['hardware']['cores']} cores"
     return (
-        f"Run {models}, up to {scale.count:,} problems a cell{rest if scale.others else ''}; "
-        "temperature 1 unless a row says otherwise."
+        f"Run {models}, {scale.count:,} problems a cell asked for{rest if scale.others else ''}; every row says how "
+        "many it has. Temperature 1 unless a row says otherwise.\n\n"
+        f"Page written {datetime.now(UTC):%Y-%m-%d} on {where}, one thread a process; {versions}; revision "
+        f"{(here['revision'] or 'none')[:12]}. A run may be stopped and gone on with, beside other work: tokens a second "
+        "depend on that, scores, counts and ES do not."
     )
 
 
