@@ -103,8 +103,8 @@ def ran(options: argparse.Namespace, scale: Scale) -> str:
         f"Run {models}, {scale.count:,} problems a cell asked for{rest if scale.others else ''}; every row says how "
         "many it has. Temperature 1 unless a row says otherwise.\n\n"
         f"Page written {datetime.now(UTC):%Y-%m-%d} on {where}, one thread a process; {versions}; revision "
-        f"{(here['revision'] or 'none')[:12]}. A run may be stopped and gone on with, beside other work: tokens a second "
-        "depend on that, scores, counts and ES do not."
+        f"{(here['revision'] or 'none')[:12]}. A run may be stopped and gone on with, beside other work: tokens a "
+        "second depend on that, scores, counts and ES do not."
     )
 
 
