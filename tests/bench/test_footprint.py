@@ -17,6 +17,7 @@ from nsd.bench import dry
 from nsd.bench.footprint import BYTES, Part, drafter_part, footprint, target_part
 from nsd.decoding import Decoder
 from nsd.drafters import dspark, eagle3, mtp
+from nsd.drafters.load import read_config
 from nsd.drafters.nemotron import load as nemotron_drafter
 from nsd.errors import ConfigError, ModelError
 from nsd.targets.load import load_target
@@ -86,6 +87,14 @@ def nemotron(folder: Path) -> tuple[Pair, dict[str, Any], dict[str, Any], int]:
     return Pair(target, nemotron_drafter(target)), config, config, 4
 
 
+def nemotron_with_another(folder: Path) -> tuple[Pair, dict[str, Any], dict[str, Any], int]:
+    """The addition lies in a folder of its own, and is named as the drafter."""
+    target = load_nemotron(str(write_folder(folder, lora=True)), dtype="float32", device="cpu")
+    addition = (folder / "linear_spec_lora").rename(folder.parent / "addition")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return Pair(target, nemotron_drafter(target, addition)), config, read_config(str(addition)), 0
+
+
 def qwen3(folder: Path) -> tuple[Any, dict[str, Any]]:
     config = Qwen3Config(
         vocab_size=tools.VOCAB, hidden_size=tools.HIDDEN, num_hidden_layers=tools.TARGET_LAYERS, num_attention_heads=4,
@@ -118,7 +127,7 @@ def with_mtp(folder: Path) -> tuple[Pair, dict[str, Any], dict[str, Any], int]:
     return Pair(target, mtp.load(target, made.write(folder))), made.config, made.config, 0
 
 
-@pytest.mark.parametrize("build", [nemotron, with_dspark, with_eagle3, with_mtp])
+@pytest.mark.parametrize("build", [nemotron, nemotron_with_another, with_dspark, with_eagle3, with_mtp])
 def test_memory_is_within_ten_percent_of_the_tensors(tmp_path: Path, build: Any) -> None:
     """Weights, drafter, caches: each from shapes alone, and all together, against what torch holds."""
     pair, config, drafter, rank = build(tmp_path / "pair")

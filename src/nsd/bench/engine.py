@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _HASHED = (
     "*.safetensors", "*.gguf", "config.json", "tokenizer.json", "tokenizer_config.json",
-    "*/*.safetensors", "*/adapter_config.json",
+    "adapter_config.json", "*/*.safetensors", "*/adapter_config.json",
 )  # fmt: skip
 """Files that decide what a model says; a low-rank part lies in a folder of its own."""
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nsd.drafters.load import KINDS
+from nsd.drafters.recognise import is_addition
 from nsd.errors import ConfigError, ModelError
 from nsd.nn import DecoderConfig, Shapes
 from nsd.nn.checkpoint import Checkpoint
@@ -136,6 +137,8 @@ def drafter_part(config: Config, target: Config, lora_rank: int = 0) -> Part:
     # Of a target, reading a drafter's config needs the number of layers alone.
     beside: Any = SimpleNamespace(layers=int(_text(target)["num_hidden_layers"]), name="the target")
     if kind == "nemotron":
+        if is_addition(config):
+            config, lora_rank = target, int(config["r"])
         nemotron = NemotronConfig.of(config, where)
         shapes = lora_shapes(nemotron.decoder, lora_rank) if lora_rank else {}
         return Part(shapes, 0, k=nemotron.block - 1, unit=1)

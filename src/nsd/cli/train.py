@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,9 @@ _TEXT, _RUN = "Text", "Training"
 def train(
     out: Annotated[Path, typer.Option("--out", help="Folder of the run; text, checkpoints and results lie there.")],
     model: o.Model = "smollm2-135m",
-    kind: Annotated[str, typer.Option("--kind", help="eagle3, dspark, dflash, mtp or draft-model.")] = "eagle3",
+    kind: Annotated[
+        str, typer.Option("--kind", help="eagle3, dspark, dflash, mtp, nemotron or draft-model.")
+    ] = "eagle3",
     prompts: Annotated[
         Path | None,
         typer.Option("--prompts", help="JSONL with a prompt per line, and a response if given.", rich_help_panel=_TEXT),
@@ -61,9 +64,15 @@ def train(
         int | None,
         typer.Option("--layers", help="Layers of the drafter (1; blocks and models 2).", rich_help_panel=_RUN),
     ] = None,
-    block: Annotated[int, typer.Option("--block", help="Proposals of a block.", rich_help_panel=_RUN)] = 7,
+    block: Annotated[
+        int | None,
+        typer.Option("--block", help="Proposals of a block (7; Nemotron's its own).", rich_help_panel=_RUN),
+    ] = None,
     anchors: Annotated[int, typer.Option("--anchors", help="Blocks of a text in a step.", rich_help_panel=_RUN)] = 64,
-    rank: Annotated[int, typer.Option("--rank", help="Rank of DSpark's Markov head.", rich_help_panel=_RUN)] = 64,
+    rank: Annotated[
+        int,
+        typer.Option("--rank", help="Rank of DSpark's Markov head, of Nemotron's addition.", rich_help_panel=_RUN),
+    ] = 64,
     width: Annotated[
         int | None, typer.Option("--width", help="Width of a draft model (half the target's).", rich_help_panel=_RUN)
     ] = None,
@@ -111,7 +120,7 @@ def train(
         one_turn=one_turn,
         text=text,
         layers=0 if layers is None else layers,
-        block=block,
+        block=block or 0,
         anchors=anchors,
         rank=rank,
         width=width or 0,
@@ -124,7 +133,7 @@ def train(
         dtype=dtype,
         device="cpu",
     )
-    _check(options, layers, width)
+    _check(options, {"layers": layers, "width": width, "block": block})
     target = load_target(options.model, dtype=dtype, device="cpu", threads=threads, engine="transformers")
     for line in _lines(run(options, target, _printer())):
         note(line)
@@ -151,14 +160,14 @@ def _positive(text: str) -> tuple[float, ...]:
     return values
 
 
-def _check(options: Any, layers: int | None, width: int | None) -> None:
-    """Refuse numbers that make no run."""
+def _check(options: Any, given: Mapping[str, int | None]) -> None:
+    """Refuse numbers that make no run; given are those that may be left out."""
     from nsd.errors import ConfigError
     from nsd.train.schedule import depth_shares
 
-    names = ("text_tokens", "steps", "workers", "draft_vocab", "batch", "rows", "positions", "block", "anchors", "rank")
+    names = ("text_tokens", "steps", "workers", "draft_vocab", "batch", "rows", "positions", "anchors", "rank")
     limits = {name: getattr(options, name) for name in names}
-    limits |= {name: value for name, value in (("layers", layers), ("width", width)) if value is not None}
+    limits |= {name: value for name, value in given.items() if value is not None}
     for name, value in limits.items():
         if value < 1:
             flag = "--" + name.replace("_", "-")

@@ -123,8 +123,10 @@ def recognise(source: str) -> Kind:
 
 
 def read_config(source: str) -> dict[str, Any]:
-    """config.json of a local folder or of a hub name (owner/name)."""
+    """config.json of a local folder or of a hub name (owner/name), or adapter_config.json where a folder has that."""
     path = Path(source) / "config.json"
+    if not path.is_file() and (adapter := Path(source) / "adapter_config.json").is_file():
+        path = adapter
     if not Path(source).is_dir():
         if "/" not in source:
             raise _unknown(source)

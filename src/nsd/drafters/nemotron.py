@@ -39,6 +39,8 @@ SHORTEST, LONGEST = 8, 32
 """Block lengths the mechanism is meant for; the config's block_size may lower the longest."""
 
 LORA_FOLDER = "linear_spec_lora"
+ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Where the low-rank addition lies beside the weights, and its two files."""
 
 recognises = is_nemotron
 
@@ -149,12 +151,19 @@ class NemotronDrafter(Drafter):
 def load(
     target: Target, source: Any = None, block_length: int | None = None, lora: bool | None = None
 ) -> NemotronDrafter:
-    """The drafter inside a loaded Nemotron target; source is the target's own folder or hub name (None = that one).
+    """The drafter inside a loaded Nemotron target; source is the target's own folder or hub name (None = that one), or
+    the folder of another low-rank addition.
 
-    lora None uses linear_spec_lora where the folder has it, True wants it, False leaves it out. Raises PairMismatch for
-    any other target.
+    lora None uses linear_spec_lora where the target's folder has it, True wants it, False leaves it out. Raises
+    PairMismatch for any other target.
     """
     source = target.name if source is None else str(source)
+    if (Path(source) / ADAPTER).is_file():
+        if not isinstance(target, NemotronTarget):
+            raise PairMismatch(f"{source} adds to Nemotron models, got {target.name}; name its own model with --model")
+        if lora is False:
+            raise ConfigError(f"got lora=False and the addition in {source}, wanted one of the two; leave lora out")
+        return NemotronDrafter(target, block_length, _additions_in(Path(source), target))
     if not isinstance(target, NemotronTarget) or not _same(source, target):
         raise PairMismatch(
             f"{source} drafts for itself only, got {target.name} as the target; try --model {source} --drafter auto"
@@ -210,7 +219,11 @@ def _additions(target: NemotronTarget, wanted: bool | None) -> list[LowRank] | N
         return None
     if folder is None or not folder.is_dir():
         raise ModelError(f"{target.name} has no {LORA_FOLDER} folder, wanted one; leave lora out to draft without")
-    path = folder / "adapter_config.json"
+    return _additions_in(folder, target)
+
+
+def _additions_in(folder: Path, target: NemotronTarget) -> list[LowRank]:
+    path = folder / ADAPTER
     settings = read_json(path, "the settings of a low-rank addition")
     scale, config = lora_scale(settings, str(path)), target.config.decoder
     shapes = lora_shapes(config, settings["r"])

@@ -36,10 +36,15 @@ def is_dflash(config: Mapping[str, Any]) -> bool:
 
 
 def is_nemotron(config: Mapping[str, Any]) -> bool:
-    """Nemotron-Labs-Diffusion, which is a target and its own drafter."""
+    """Nemotron-Labs-Diffusion, which is a target and its own drafter, or a low-rank addition to its drafts."""
     from nsd.targets.recognise import is_nemotron as is_nemotron_target  # its package is heavy: asked for, not listed
 
-    return is_nemotron_target(config)
+    return is_nemotron_target(config) or is_addition(config)
+
+
+def is_addition(config: Mapping[str, Any]) -> bool:
+    """A low-rank addition in peft's layout, by its adapter_config.json."""
+    return config.get("peft_type") == "LORA"
 
 
 def is_eagle3(config: Mapping[str, Any]) -> bool:

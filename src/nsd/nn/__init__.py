@@ -26,7 +26,7 @@ positions; cache.rows(counts, shift=1) counts them from 1. Any mask among the ne
 
 from nsd.nn.cache import KVCache, Rows, Sight
 from nsd.nn.config import DecoderConfig, Rope, decoder_config, rope_config
-from nsd.nn.decoder import Decoder, attend, rms_norm
+from nsd.nn.decoder import Decoder, attend, query_scale, rms_norm
 from nsd.nn.rope import Rotary, attention_factor, frequencies, rotate
 from nsd.nn.weights import (
     Dense,
@@ -59,6 +59,7 @@ __all__ = [
     "layer_shapes",
     "layer_weights",
     "norm_weight",
+    "query_scale",
     "rms_norm",
     "rope_config",
     "rotate",

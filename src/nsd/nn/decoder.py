@@ -100,7 +100,7 @@ class Decoder:
         of the output projections. Keys and values are written to `rows`; `cache.append(rows)` keeps them.
         """
         angles = self.rotary.angles(rows.position, x.dtype)
-        scale = self._query_scale(rows.position, x.dtype)
+        scale = query_scale(self.config, rows.position, x.dtype)
         tapped = {0: x}
         for index, layer in enumerate(self.layers):
             read, residual = self._sources(index, x, side)
@@ -180,15 +180,16 @@ class Decoder:
         gate, up = layer.gate_up(x).chunk(2, -1)
         return layer.down(functional.silu(gate).mul_(up))
 
-    def _query_scale(self, position: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """The extra query scale of Llama 4 and Ministral 3: [M, 1, 1]; None where the model has none.
 
-        Source: transformers src/transformers/models/ministral3/modeling_ministral3.py.
-        """
-        c = self.config
-        if not c.query_beta:
-            return None
-        return (1 + c.query_beta * torch.log1p((position // c.query_context).float())).to(dtype)[:, None, None]
+def query_scale(config: DecoderConfig, position: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """The extra query scale of Llama 4 and Ministral 3: positions [...] -> [..., 1, 1]; None where a model has none.
+
+    Source: transformers src/transformers/models/ministral3/modeling_ministral3.py.
+    """
+    if not config.query_beta:
+        return None
+    scale = 1 + config.query_beta * torch.log1p((position // config.query_context).float())
+    return scale.to(dtype)[..., None, None]
 
 
 def _head_norm(layer: LayerWeights, config: DecoderConfig) -> Tensor | None:

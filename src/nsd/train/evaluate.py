@@ -16,7 +16,7 @@ from torch.nn import functional
 from nsd.laws import threshold
 from nsd.train.corpus import Batch, Corpus
 from nsd.train.losses import CHUNK, logits, target_law
-from nsd.train.student import Student
+from nsd.train.student import Ends, Student
 from nsd.train.text import ANSWERED
 
 DEPTHS = 6
@@ -47,19 +47,21 @@ def edges(final: Tensor, lse: Tensor, cold: Tensor, head: Tensor, theta: float) 
 
 
 class Examiner:
-    """Examines a drafter on the same held-out rows again and again; nuclei are found once."""
+    """Examines a drafter on the same held-out rows again and again; nuclei are found once.
+
+    head [n, H] has the rows of all ids that the target can say, ends those of the draft vocabulary.
+    """
 
     def __init__(
         self,
         corpus: Corpus,
         numbers: Sequence[int],
         head: Tensor,
-        ids: Tensor,
-        embedding: Tensor,
+        ends: Ends,
         theta: float = 0.95,
         rows: int = 8,
     ) -> None:
-        self.corpus, self.embedding, self.small = corpus, embedding, head[ids].contiguous()
+        self.corpus, self.embedding, self.small = corpus, ends.embedding, ends.head
         by_cold: dict[float, list[int]] = {}
         for number in numbers:
             shard, row = corpus.rows[number]

@@ -51,15 +51,18 @@ def export(net: DraftLayer, origin: Origin, folder: Path) -> None:
     write(folder / INT8, pack(tensors, gain), config | {"packing": PACKING})
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Write one folder of a drafter: config.json, model.safetensors and its checksum."""
+def write(
+    folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], weights: str = SINGLE,
+    settings: str = "config.json",
+) -> None:  # fmt: skip
+    """Write one folder of a drafter: its settings, its weights and their checksum."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    save_file(plain, folder / SINGLE, metadata={"format": "pt"})
-    (folder / SINGLE).chmod(0o644)  # safetensors writes files that only their owner can read
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    digest = hashlib.sha256((folder / SINGLE).read_bytes()).hexdigest()
-    (folder / SUM).write_text(f"{digest}  {SINGLE}\n", encoding="utf-8")
+    save_file(plain, folder / weights, metadata={"format": "pt"})
+    (folder / weights).chmod(0o644)  # safetensors writes files that only their owner can read
+    (folder / settings).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    digest = hashlib.sha256((folder / weights).read_bytes()).hexdigest()
+    (folder / SUM).write_text(f"{digest}  {weights}\n", encoding="utf-8")
 
 
 def rope_parameters(rope: Rope) -> dict[str, Any]:

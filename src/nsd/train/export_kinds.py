@@ -4,6 +4,7 @@
                       folded into the final norm. A whole vocabulary uses the target's head and stores none.
     mtp               Qwen3.5: the target's config beside the `mtp.*` tensors, ready to be put beside the target's own
                       files; any other target: speculators' `mtp_layers.0.*`
+    nemotron          peft's layout, as released beside the model: put it into the target's own folder, or name it
     draft-model       an ordinary checkpoint of transformers, with the target's tokenizer where that can be saved
 
 Source: speculators src/speculators/models/{dspark,dflash,mtp}; vllm-project/vllm
@@ -19,8 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsd.drafters.nemotron import ADAPTER, ADAPTER_WEIGHTS, LORA_FOLDER
 from nsd.nn import DecoderConfig
 from nsd.targets.base import Target
+from nsd.train.blank_net import SCALE, BlankStudent
 from nsd.train.block_net import W1, BlockStudent
 from nsd.train.export import FLOAT, Origin, export, rope_parameters, write
 from nsd.train.model_net import ModelStudent
@@ -34,8 +37,10 @@ def export_student(student: Student, origin: Origin, target: Target, folder: Pat
     if isinstance(student, DraftLayer):
         export(student, origin, folder)
         return [folder / FLOAT, folder / "int8"]
-    place = folder / FLOAT
-    if isinstance(student, BlockStudent):
+    place = folder / (LORA_FOLDER if isinstance(student, BlankStudent) else FLOAT)
+    if isinstance(student, BlankStudent):
+        _addition(student, origin, place)
+    elif isinstance(student, BlockStudent):
         _block(student, origin, target, place)
     elif isinstance(student, MtpLayer):
         _mtp(student, origin, target, place)
@@ -70,6 +75,20 @@ def _block(student: BlockStudent, origin: Origin, target: Target, folder: Path) 
         config |= {"markov_head_type": "vanilla", "markov_rank": student[W1].shape[1]}
         config |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
     write(folder, tensors, config)
+
+
+def _addition(student: BlankStudent, origin: Origin, folder: Path) -> None:
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": origin.target,
+        "target_modules": ["o_proj"],
+        "r": student.rank,
+        "lora_alpha": int(SCALE * student.rank),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    write(folder, student.tensors(), config, ADAPTER_WEIGHTS, ADAPTER)
 
 
 def _layers(config: DecoderConfig, origin: Origin) -> dict[str, Any]:

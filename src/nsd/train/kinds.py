@@ -14,19 +14,26 @@ from torch import Tensor
 from nsd.errors import ConfigError, ModelError
 from nsd.nn import DecoderConfig, decoder_config, layer_shapes
 from nsd.targets.base import Target
+from nsd.targets.nemotron import NemotronTarget
+from nsd.train.blank_net import blank_student, nemotron_of
 from nsd.train.block_net import BlockStudent, block_config
 from nsd.train.model_net import ModelStudent, model_config
 from nsd.train.mtp_net import QWEN, SPECULATORS, MtpLayer
 from nsd.train.net import DraftLayer, draft_config
 from nsd.train.plan import Plan
-from nsd.train.student import Student
-from nsd.train.trainer import Ends
+from nsd.train.student import Ends, Student
 from nsd.train.warm import Warm, read_warm, require_fit
 
-KINDS = ("eagle3", "dspark", "dflash", "mtp", "draft-model")
-BLOCKS = ("dspark", "dflash")
-LAYERS = {"eagle3": 1, "dspark": 2, "dflash": 2, "mtp": 1, "draft-model": 2}
-"""Layers where none are asked for."""
+KINDS = ("eagle3", "dspark", "dflash", "mtp", "nemotron", "draft-model")
+BLOCKS = ("dspark", "dflash", "nemotron")
+WHOLE = ("mtp", "nemotron", "draft-model")
+"""Kinds that draft the whole vocabulary."""
+RANKED = ("dspark", "nemotron")
+"""Kinds with a rank: of the Markov head, of the low-rank addition."""
+LAYERS = {"eagle3": 1, "dspark": 2, "dflash": 2, "mtp": 1, "nemotron": 0, "draft-model": 2}
+"""Layers where none are asked for; Nemotron's are the target's own."""
+BLOCK = 7
+"""Proposals of a block where none are asked for and the target does not say."""
 
 _HYBRID = "qwen3_5"
 _OTHER_NORMS = (_HYBRID, "qwen3_next", "gemma")
@@ -40,8 +47,22 @@ def depths_of(kind: str, block: int, shares: Mapping[int, float]) -> dict[int, f
     return {1: 1.0} if kind == "draft-model" else dict(shares)
 
 
+def block_of(kind: str, asked: int, target: Target) -> int:
+    """Proposals of a block: as asked, or (0) what the target fills in, or as usual; 0 for kinds without blocks."""
+    if kind not in BLOCKS:
+        return 0
+    return asked or (nemotron_of(target).config.block - 1 if kind == "nemotron" else BLOCK)
+
+
+def drawn_ids(kind: str, target: Target, ids: Tensor) -> Tensor:
+    """The draft vocabulary [n] without ids that the target never says, where it has no head of its own."""
+    return ids[~target.absent[ids]] if kind == "nemotron" and target.absent is not None else ids
+
+
 def mask_id(target: Target, tokens: np.ndarray[Any, Any]) -> int:
-    """The id that stands for an empty slot: one without a tokenizer entry, one called mask, else the rarest in text."""
+    """The id of an empty slot: the target's own blank, one without a tokenizer entry or called mask, the rarest one."""
+    if isinstance(target, NemotronTarget):
+        return target.config.mask
     if target.absent is not None:
         return int(target.absent.nonzero()[-1])
     named = [i for i in range(target.vocab) if "mask" in (target.tokenizer.token_text(i) or "").lower()]
@@ -52,6 +73,9 @@ def mask_id(target: Target, tokens: np.ndarray[Any, Any]) -> int:
 
 def target_ends(target: Target) -> tuple[Tensor, Tensor]:
     """Embedding and head [V, H] of a target. Raises ModelError for one that lends none."""
+    if isinstance(target, NemotronTarget):
+        every = torch.arange(target.vocab)
+        return target.embed(every), target.head_rows(every)
     model: Any = getattr(target, "model", None)  # a transformers module, where the target is built on one
     if model is None or not hasattr(model, "get_input_embeddings"):
         raise ModelError(f"{target.name} lends no embedding and head, wanted a transformers model as the target")
@@ -84,6 +108,8 @@ def new_student(target: Target, plan: Plan, ids: Tensor, mask: int, init: Path |
 def _fresh(target: Target, plan: Plan, ids: Tensor, mask: int) -> Student:
     if plan.kind == "eagle3":
         return _eagle(target, len(plan.taps), plan.layers)
+    if plan.kind == "nemotron":
+        return blank_student(target, plan.block, plan.rank)
     if plan.kind in BLOCKS:
         config = block_config(_decoder(target), plan.layers)
         block = BlockStudent(plan.kind, config, len(plan.taps), plan.block, mask, (target.vocab, len(ids)), plan.rank)

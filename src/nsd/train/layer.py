@@ -18,14 +18,19 @@ Angles = tuple[Tensor, Tensor]
 Look = Callable[[str], Tensor | None]
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q [..., heads, d], k and v [..., kv_heads, d] -> mixed [..., heads * d]."""
+Extra = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer's shape and where its tensors are: look(name) gives one, None where the layer has none of that name."""
+    """A layer's shape and where its tensors are: look(name) gives one, None where the layer has none of that name.
+
+    extra is added to the output projection: mixed [..., heads * d] -> [..., H].
+    """
 
     config: DecoderConfig
     look: Look
+    extra: Extra | None = None
 
     def weight(self, name: str) -> Tensor:
         """A tensor that must be there."""
@@ -62,6 +67,8 @@ class Layer:
         if gate is not None:
             mixed = mixed * torch.sigmoid(gate.flatten(-2))
         x = x + self.linear(mixed, "self_attn.o_proj")
+        if self.extra is not None:
+            x = x + self.extra(mixed)
         inner = self.norm(x, "post_attention_layernorm")
         gated = functional.silu(self.linear(inner, "mlp.gate_proj")) * self.linear(inner, "mlp.up_proj")
         return x + self.linear(gated, "mlp.down_proj")

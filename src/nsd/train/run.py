@@ -14,14 +14,27 @@ from torch import Tensor
 
 from nsd.errors import ConfigError
 from nsd.targets.base import Target
-from nsd.train.block_net import ANCHORS
+from nsd.train.blocks import ANCHORS
 from nsd.train.corpus import Corpus, draft_vocabulary
 from nsd.train.curve import draw_curve
 from nsd.train.evaluate import Examiner, Figures
 from nsd.train.export import Origin
 from nsd.train.export_kinds import export_student
 from nsd.train.guard import Guard, digest, read_excluded
-from nsd.train.kinds import BLOCKS, KINDS, LAYERS, depths_of, ends, mask_id, new_student, target_ends
+from nsd.train.kinds import (
+    BLOCKS,
+    KINDS,
+    LAYERS,
+    RANKED,
+    WHOLE,
+    block_of,
+    depths_of,
+    drawn_ids,
+    ends,
+    mask_id,
+    new_student,
+    target_ends,
+)
 from nsd.train.plan import PLAN, Plan, load
 from nsd.train.prompts import HeldOut, built_in_held_out, read_texts, responses_of, set_aside
 from nsd.train.schedule import CROSS_ENTROPY, SHARES, Schedule, Stage, depth_shares, stages, stages_of
@@ -44,11 +57,11 @@ _GIGA = 1e9
 class Options:
     """What a user asks for. text_tokens and steps are worked out from budget_minutes where that is given.
 
-    kind is one of `nsd.train.kinds.KINDS`; layers are the drafter's (0 = as usual for the kind); block, anchors (blocks
-    of a text in one step) and rank belong to block drafters, width to a separate model (0 = half of the target's). text
-    is another run of the same target whose text is used; one_turn ends every chat with its first answer. init is a run
-    or export to start from; depth_shares are shares of time for depths 1, 2, ...; warm_up_share is that of
-    cross-entropy alone. labels "target" has the target's law learned along the text, "text" the text itself.
+    kind is one of `nsd.train.kinds.KINDS`; layers are the drafter's, block its proposals (0 = as usual for the
+    kind); anchors (blocks of a text in one step) and rank belong to block drafters, width to a separate model (0 = half
+    of the target's). text is another run of the same target whose text is used; one_turn ends every chat with its first
+    answer. init is a run or export to start from; depth_shares are shares of time for depths 1, 2, ...; warm_up_share
+    is that of cross-entropy alone. labels "target" has the target's law learned along the text, "text" the text itself.
     """
 
     model: str
@@ -69,7 +82,7 @@ class Options:
     peak: float = 1.5e-3
     kind: str = "eagle3"
     layers: int = 0
-    block: int = 7
+    block: int = 0
     anchors: int = ANCHORS
     rank: int = 64
     width: int = 0
@@ -184,10 +197,12 @@ def _draft(options: Options, target: Target, writer: Writer, held_out: HeldOut) 
         raise ConfigError(f"--kind is '{kind}', wanted one of {', '.join(KINDS)}")
     if kind == "mtp" and options.layers > 1:
         raise ConfigError(f"--layers is {options.layers}, but --kind mtp has one layer that is run again; leave it out")
+    if kind == "nemotron" and options.layers:
+        raise ConfigError(f"--layers is {options.layers}, but --kind nemotron runs the target's own; leave it out")
     if options.width % 8:
         raise ConfigError(f"--width is {options.width}, wanted a multiple of 8 (heads need even sizes); try 128")
-    blocks, reduced = kind in BLOCKS, kind not in ("mtp", "draft-model")
-    shares = depths_of(kind, options.block, depth_shares(options.depth_shares))
+    block = block_of(kind, options.block, target)
+    shares = depths_of(kind, block, depth_shares(options.depth_shares))
     plan = Plan(
         target=target.name,
         dtype=str(target.dtype).removeprefix("torch."),
@@ -198,7 +213,7 @@ def _draft(options: Options, target: Target, writer: Writer, held_out: HeldOut) 
         positions=options.positions,
         shards=1,
         sampled_share=SAMPLED_SHARE if writer.frame.chat else 0.0,
-        draft_vocab=min(options.draft_vocab, target.vocab) if reduced else target.vocab,
+        draft_vocab=target.vocab if kind in WHOLE else min(options.draft_vocab, target.vocab),
         batch=options.batch,
         peak=options.peak,
         stages=stages_of(options.steps, shares),
@@ -211,8 +226,8 @@ def _draft(options: Options, target: Target, writer: Writer, held_out: HeldOut) 
         init=None if options.init is None else named(options.init),
         init_digest=None if options.init is None else file_digest(options.init),
         kind=kind,
-        block=options.block if blocks else 0,
-        rank=options.rank if kind == "dspark" else 0,
+        block=block,
+        rank=options.rank if kind in RANKED else 0,
         width=options.width if kind == "draft-model" else 0,
         one_turn=options.one_turn,
         labels=options.labels,
@@ -300,6 +315,7 @@ def _student(plan: Plan, target: Target, corpus: Corpus, init: Path | None) -> t
     """The drafter before its first step, and the ids of its vocabulary, which follow from the training text."""
     tokens = corpus.sampled_tokens()
     ids = draft_vocabulary(tokens, target.vocab, plan.draft_vocab, sorted(target.eos))
+    ids = drawn_ids(plan.kind, target, ids)
     mask = mask_id(target, tokens) if plan.kind in BLOCKS else 0
     return new_student(target, plan, ids, mask, init), ids
 
@@ -325,11 +341,12 @@ def _train(
     trainer = Trainer(net, borrowed, corpus, plan.schedule, plan.seed, plan.batch, plan.labels)
     if trainer.resume(folder):
         watcher.note(f"resumed at step {trainer.step}")
-    embedding, head = target_ends(target)
+    _, head = target_ends(target)
+    said = head if target.absent is None else head[~target.absent]
     some = range(min(len(held_out.rows), WATCHED_ROWS))
-    examiner = Examiner(held_out, some, head, ids, embedding)
+    examiner = Examiner(held_out, some, said, borrowed)
     trainer.run(folder, examiner, watcher.step)
-    figures = Examiner(held_out, range(len(held_out.rows)), head, ids, embedding)(net)
+    figures = Examiner(held_out, range(len(held_out.rows)), said, borrowed)(net)
     origin = Origin(ids, target.vocab, borrowed.head, plan.taps, target.context, plan.target)
     made = export_student(net, origin, target, folder)
     watcher.note(f"written: {' and '.join(str(place) for place in made)}; use as --drafter")

@@ -97,7 +97,7 @@ class LeanStepper:
 
 
 class SessionStepper:
-    """Any target, through the session that decoding uses."""
+    """Any target, through the session that decoding uses. Ids that it never says are as impossible here as there."""
 
     def __init__(self, target: Target, taps: Sequence[int]) -> None:
         self.target, self.taps = target, (*taps, FINAL_NORM)
@@ -107,13 +107,13 @@ class SessionStepper:
         """Prefill all rows with the prefix."""
         self.session, scores = self.target.open([list(prefix)] * batch, room, self.taps)
         assert scores.taps is not None
-        return scores.logits, scores.taps[: len(prefix)]
+        return self._said(scores.logits), scores.taps[: len(prefix)]
 
     def begin(self, tokens: Tensor, room: int) -> tuple[Tensor, Tensor]:
         """Prefill every row with its token."""
         self.session, scores = self.target.open([[token] for token in tokens.tolist()], room, self.taps)
         assert scores.taps is not None
-        return scores.logits, scores.taps
+        return self._said(scores.logits), scores.taps
 
     def step(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """One token for every row."""
@@ -121,4 +121,8 @@ class SessionStepper:
         scores = self.session.score([[token] for token in tokens.tolist()])
         self.session.keep([1] * len(tokens))
         assert scores.taps is not None
-        return scores.logits, scores.taps
+        return self._said(scores.logits), scores.taps
+
+    def _said(self, logits: Tensor) -> Tensor:
+        absent = self.target.absent
+        return logits if absent is None else logits.masked_fill(absent, -torch.inf)

@@ -21,6 +21,15 @@ from nsd.train.corpus import Batch
 
 
 @dataclass(frozen=True, slots=True)
+class Ends:
+    """What the drafter borrows: embedding [V, H] and the head's rows [n, H] of the draft vocabulary ids [n]."""
+
+    embedding: Tensor
+    head: Tensor
+    ids: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """One depth's laws before the head: states [n, H] normed, at [n] flat chain starts; read [n, r] what the drafter's
     own map reads (None: it has none)."""

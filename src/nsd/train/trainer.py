@@ -20,7 +20,7 @@ from nsd.train.corpus import Batch, Corpus
 from nsd.train.evaluate import Examiner, Figures
 from nsd.train.losses import head_loss, target_law, text_law
 from nsd.train.schedule import Schedule, order
-from nsd.train.student import Student
+from nsd.train.student import Ends, Student
 from nsd.train.text import ASKED
 from nsd.train.warm import CHECKPOINT
 
@@ -33,15 +33,6 @@ LABELS = ("target", "text")
 LOG = "log.jsonl"
 SAVE_EVERY, EXAMINE_EVERY = 100, 150
 """Steps between checkpoints, and between examinations."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """What the drafter borrows: embedding [V, H] and the head's rows [n, H] of the draft vocabulary ids [n]."""
-
-    embedding: Tensor
-    head: Tensor
-    ids: Tensor
 
 
 @dataclass(slots=True)
