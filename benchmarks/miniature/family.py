@@ -24,8 +24,8 @@ MATCHED, MISMATCHED = "matched", "mismatched"
 class Mechanism:
     """How drafts are made: the tables' name, K in proposals, whether the native baseline is sample-and-match.
 
-    built_in: the matched drafter is part of the target's own folder. kind: what `nsd train` calls it, where it trains
-    one; a built-in drafter without has no mismatched variant, since its habits are the target's own.
+    built_in: the matched drafter is part of the target's own folder, trained jointly with it; the mismatched one alone
+    is made by `nsd train`. kind: what `nsd train` calls it, where it trains one.
     """
 
     title: str
@@ -41,7 +41,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "dspark": Mechanism("DSpark", 7, kind="dspark"),
     "dflash": Mechanism("DFlash", 15, native_match=True, kind="dflash"),
     "mtp": Mechanism("MTP", 2, built_in=True, kind="mtp"),
-    "nemotron": Mechanism("linear self-speculation", 15, native_match=True, built_in=True),
+    "nemotron": Mechanism("linear self-speculation", 15, native_match=True, built_in=True, kind="nemotron"),
 }
 
 

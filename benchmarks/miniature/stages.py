@@ -37,6 +37,7 @@ from benchmarks.miniature.report import About, report
 from benchmarks.miniature.training import (
     VALIDATION,
     anneals,
+    drafter_in,
     head_folder,
     train_draft_model,
     train_heads,
@@ -121,7 +122,7 @@ def drafters_of(targets: dict[str, str], folder: Path) -> dict[str, str]:
         for mechanism in TARGETS[name.rpartition("-")[0]].mechanisms:
             for variant in (MATCHED, MISMATCHED):
                 made = _drafter(mechanism, variant, Path(path), folder)
-                if made is not None and (made / "model.safetensors").is_file():
+                if made is not None and any(made.glob("*.safetensors")):
                     found[f"{name}/{mechanism}:{variant}"] = str(made)
     return found
 
@@ -132,7 +133,7 @@ def _drafter(mechanism: str, variant: str, target: Path, folder: Path) -> Path |
         return folder / f"draft-{variant}" / "final"
     if MECHANISMS[mechanism].built_in and variant == MATCHED:
         return target
-    return head_folder(target, kind, variant) / "float32" if kind else None
+    return drafter_in(head_folder(target, kind, variant)) if kind else None
 
 
 def all_stages(folder: Path, scale: Scale, minutes: float | None) -> Manifest:
@@ -232,7 +233,7 @@ def facts_of(targets: dict[str, str], drafters: dict[str, str]) -> dict[str, Any
 
     found: dict[str, Any] = {}
     for name, path in (targets | drafters).items():
-        with safe_open(Path(path) / "model.safetensors", framework="pt") as file:
+        with safe_open(_weights(Path(path)), framework="pt") as file:
             shapes = [file.get_slice(key).get_shape() for key in file.keys()]  # noqa: SIM118 - it is no mapping
         count = sum(_product(shape) for shape in shapes)
         origin = Path(path) / "origin.json"
@@ -299,10 +300,18 @@ def _store(source: Path, folder: Path, target: str) -> None:
     for file in source.glob("*.json"):
         shutil.copyfile(file, folder / file.name)
     path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config |= {"dtype": "bfloat16"} | ({"target": target} if "target" in config else {})
-    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    tensors = load_file(source / "model.safetensors")
+    if path.is_file():
+        config = json.loads(path.read_text(encoding="utf-8"))
+        config |= {"dtype": "bfloat16"} | ({"target": target} if "target" in config else {})
+        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    weights = _weights(source)
+    tensors = load_file(weights)
     halved = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in tensors.items()}
-    save_file(halved, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)
+    save_file(halved, folder / weights.name, metadata={"format": "pt"})
+    (folder / weights.name).chmod(0o644)
+
+
+def _weights(folder: Path) -> Path:
+    """The one file of weights in a folder of a run."""
+    (path,) = folder.glob("*.safetensors")
+    return path

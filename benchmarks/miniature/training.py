@@ -21,10 +21,12 @@ from benchmarks.miniature.pretrain import Branch, Plan, Run
 from benchmarks.miniature.rows import Mixture
 from nsd.api import load
 from nsd.bench.task import Problem, find_task
+from nsd.drafters.nemotron import LORA_FOLDER
 from nsd.miniature import maths, programs
 from nsd.miniature.phrases import Style
 from nsd.miniature.splits import Sample
 from nsd.targets.load import load_target
+from nsd.train.export import FLOAT
 from nsd.train.guard import Guard
 from nsd.train.prompts import set_aside
 from nsd.train.run import Options, Watcher
@@ -72,6 +74,7 @@ RECIPES: dict[str, Recipe] = {
     "dspark": Recipe(700),
     "dflash": Recipe(650, block=15, peak=4e-3, warm_up_share=0.6),
     "mtp": Recipe(500, depth_shares=(0.5, 0.5)),
+    "nemotron": Recipe(400, block=15, peak=3e-3),
 }
 """About two and a half minutes of one core each; K of a kind is `family.MECHANISMS`' at most."""
 
@@ -117,18 +120,24 @@ def head_folder(target: Path, kind: str, variant: str) -> Path:
     return target.parent / f"{target.name}-{kind}-{variant}"
 
 
+def drafter_in(run: Path) -> Path | None:
+    """The folder of the drafter that a run has made, None if it has not ended."""
+    made = [path for name in (FLOAT, LORA_FOLDER) for path in (run / name).glob("*.safetensors")]
+    return made[0].parent if made else None
+
+
 def train_heads(target: Path, kinds: Sequence[str], variant: str, steps: float, watch: Watch) -> None:
     """`nsd train` for each kind; the text that one of them has written serves all, and is removed in the end."""
     runs = [head_folder(target, kind, variant) for kind in kinds]
-    missing = [run for run in runs if not _exported(run)]
+    missing = [run for run in runs if drafter_in(run) is None]
     if not missing:
         return
-    writer = next((run for run in runs if _exported(run) and (run / TRAINING).is_dir()), missing[0])
+    writer = next((run for run in runs if run not in missing and (run / TRAINING).is_dir()), missing[0])
     prompts = target.parent / f"{target.name}-{variant}-prompts.jsonl"
     if not prompts.is_file():
         write_prompts(prompts, variant)
     for kind, run in zip(kinds, runs, strict=True):
-        if _exported(run):
+        if drafter_in(run) is not None:
             continue
         watch(f"nsd train --kind {kind}, {variant}, for {target}")
         given = options(target, kind, run, prompts, variant, steps)
@@ -150,10 +159,6 @@ def options(target: Path, kind: str, run: Path, prompts: Path, variant: str, ste
         block=recipe.block, anchors=recipe.anchors, layers=recipe.layers,
         depth_shares=recipe.depth_shares, peak=recipe.peak, warm_up_share=recipe.warm_up_share,
     )  # fmt: skip
-
-
-def _exported(run: Path) -> bool:
-    return (run / "float32" / "model.safetensors").is_file()
 
 
 class Told(Watcher):

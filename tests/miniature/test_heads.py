@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.miniature import shapes, training
 from benchmarks.miniature.family import MATCHED, MISMATCHED
-from benchmarks.miniature.training import head_folder, train_heads, write_prompts
+from benchmarks.miniature.training import drafter_in, head_folder, train_heads, write_prompts
 from nsd.api import load
 from nsd.miniature import maths, programs
 from tests.miniature import models
@@ -36,6 +36,19 @@ def test_prompts_are_of_both_tasks_and_answers_of_another_style(target, tmp_path
         house = {one.prompt: one.solution for one in made}
         same = sum(house[prompt] == response for prompt, response in mine.items())
         assert mine and same < 0.05 * len(mine)
+
+
+def test_the_nemotron_layout_gets_an_addition_with_other_habits(tmp_path, monkeypatch):
+    """It drafts for the target that it was made for, and the same target drafts for itself without."""
+    monkeypatch.setattr(training, "PROMPTS", 200)
+    target = written("tiny-nemotron", tmp_path / "anneal-1")
+    train_heads(target, ("nemotron",), MISMATCHED, 0.01, lambda line: None)
+    run = head_folder(target, "nemotron", MISMATCHED)
+    plan = json.loads((run / "plan.json").read_text())
+    assert (plan["labels"], plan["kind"], plan["block"]) == ("text", "nemotron", 15)
+    assert drafter_in(run) == run / "linear_spec_lora"
+    drafter = load(str(target), str(drafter_in(run)), dtype="float32").drafter
+    assert drafter.lora and not load(str(target), str(target), dtype="float32").drafter.lora
 
 
 def test_heads_share_their_text_and_a_lost_one_is_made_again(target):
