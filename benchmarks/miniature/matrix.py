@@ -2,9 +2,9 @@
 
 A cell of 4,096 problems takes minutes of one core, so not everything is crossed with everything. Each shape's most
 accurate target (its top) has the whole of Table 1; lower levels the separate model and what is built in, on the first
-task. Thresholds are for `deep` pairs, and last of all for every pair of the first top on every task; caps, fading
-thresholds and baselines for the deep ones of the first top, K also for what is built in. Cells of the MAIN groups take
-all problems, the others may take fewer.
+task. Thresholds are for `deep` pairs, and last of all for every pair of the first top on every task and for lower
+levels; caps, fading thresholds and baselines for the deep ones of the first top, K also for what is built in. Cells of
+the MAIN groups take all problems, the others may take fewer.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def matrix(manifest: Manifest, tasks: tuple[str, ...] = TASKS, quick: bool = Fal
     mine = [pair for pair in deep if pair[0] == best[0] or mechanism_of(pair[2]).built_in]
     wide = [*_pairs(manifest, best[:1], others), *_pairs(manifest, best[:1], first), *deep]
     lower = [name for name in manifest.targets if name not in best]
+    under = [pair for pair in _pairs(manifest, lower, first) if _is_deep(pair[2])]
     groups: list[tuple[str, Iterable[Cell]]] = [
         ("table 1", _table_1(manifest, best, first)),
         ("thresholds", _of(mine, lambda k: [c.nsd(k, theta) for theta in c.THETAS])),
@@ -54,6 +55,7 @@ def matrix(manifest: Manifest, tasks: tuple[str, ...] = TASKS, quick: bool = Fal
             ("block lengths", (cell for pair in mine for cell in _ks(pair))),
             ("baselines", _of(only, lambda k: c.relaxed(k))),
             ("other thresholds", _of(wide, lambda k: [c.nsd(k, theta) for theta in c.THETAS])),
+            ("thresholds of lower levels", _of(under, lambda k: [c.nsd(k, theta) for theta in c.THETAS])),
         ]
     found: dict[Cell, Wanted] = {}
     for group, cells in groups:

@@ -50,6 +50,7 @@ def report(book: Book, about: About) -> str:
         *(_table_1(book, target) for target in by_level(book.targets)),
         "## Levels and sizes",
         _levels(book, about.facts),
+        _thetas_by_level(book),
         "## Thresholds",
         *_by_pair(book, _thetas),
         "## Caps on one step's deviation, and thresholds that fall with confidence",
@@ -221,6 +222,24 @@ def _levels(book: Book, facts: Mapping[str, Any]) -> str:
         "beside every target; heads, blocks and what is built in are each target's own."
     )
     return f"{said}\n\n{markdown_table(head, rows)}"
+
+
+def _thetas_by_level(book: Book) -> str:
+    """One row a pair that was measured at several thresholds: whether a better target wants another one."""
+    rows = []
+    order = by_level(book.targets)
+    for target, task, drafter in sorted(book.pairs, key=lambda pair: (pair[1], pair[2], order.index(pair[0]))):
+        k = mechanism_of(drafter).k
+        base, plain = book.get(Cell(target, task, drafter, sd(k))), book.get(Cell(target, task, None, AR))
+        found = [book.get(Cell(target, task, drafter, nsd(k, theta))) for theta in c.THETAS]
+        if base is None or plain is None or sum(m is not None for m in found) < 3:
+            continue
+        changes = [NONE if m is None else points(paired(m, base, lambda one: one.accuracy)) for m in found]
+        rows.append([task, drafter, target, f"{100 * plain.accuracy.fraction:.1f}", *changes])
+    if not rows:
+        return ""
+    head = ["task", "drafter", "target", "AR, %", *(f"theta {theta:g}" for theta in c.THETAS)]
+    return f"NSD less SD in points, by threshold:\n\n{markdown_table(head, rows)}"
 
 
 def _number(value: float | None) -> str:

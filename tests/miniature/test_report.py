@@ -249,6 +249,23 @@ def test_a_drafter_of_several_targets_shows_what_level_and_size_change(book):
     assert shown["parameters"] == "7" and shown["NSD over SD"] == "2.00" and shown["τ of SD"] == "2.00"
 
 
+def test_thresholds_stand_beside_the_skill_of_their_target():
+    """Levels in their order, a dash where nothing was measured, no row for fewer than three thresholds."""
+    plain = replace(graded(sd(6), 3200, 81, 0.0).cell, drafter=None, arm=AR)
+    cells = [
+        graded(sd(6), 3000, 40, 0.0),
+        *(graded(nsd(6, t), r, 30, 0.0) for t, r in ((0.5, 3040), (0.9, 3000), (0.99, 2600))),
+    ]
+    cells.append(Measured(plain, cells[0].rows))
+    low = [Measured(replace(m.cell, target="toy-low"), m.rows) for m in cells]
+    high = [Measured(replace(m.cell, target="toy-high"), m.rows) for m in cells]
+    text = report(Book([*high, *low, *(m for m in cells if m.cell.arm.theta != 0.5)]), About("", {}, 0))
+    part = text.split("NSD less SD in points, by threshold:")[1].split("## Thresholds")[0]
+    rows = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| mini-math")]
+    assert [row[2] for row in rows] == ["toy-low", "toy-high"]
+    assert [value.split(" ")[0] for value in rows[0][3:]] == ["75.0", "+1.0", "-", "+0.0", "-", "-10.0"]
+
+
 def test_the_short_table_has_the_highest_level_though_it_was_measured_first(book):
     levels = [Measured(replace(m.cell, target=t), m.rows) for t in ("x-high", "x-low") for m in book.cells.values()]
     text = report(Book(levels), About("", {}, 0))
@@ -287,6 +304,8 @@ def test_the_matrix_has_what_the_paper_has():
         assert (len({dict(cell.arm.numbers).get("max_deviation") for cell in mine}) >= 4) == deep
         assert ({"lenience", "typical", "topk"} <= {cell.arm.rule for cell in mine}) == deep
         assert ({cell.seed for cell in mine} == set(range(5))) == drafter.endswith(":matched")
+        lower = {c.arm.theta for c in cells if (c.target, c.drafter, c.arm.rule) == ("t-low", drafter, "nsd")}
+        assert lower == (set(THETAS) if deep else set())
     assert {cell.arm.k for cell in cells if cell.drafter == "mtp:matched"} == {1, 2}
     plain = {(cell.arm.temperature, cell.arm.top_p) for cell in cells if cell.drafter is None}
     assert plain == {(1, 1), (0, 1), (1, 0.95)}
