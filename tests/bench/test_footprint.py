@@ -192,6 +192,17 @@ def test_a_dry_run_says_what_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(line.startswith("memory") and "GiB" in line for line in found.lines())
 
 
+def test_a_named_addition_drafts_as_what_is_built_in(tmp_path: Path) -> None:
+    """Wherever it lies, it has the same arms, native speculation among them."""
+    folder = write_folder(tmp_path / "target", lora=True)
+    inside = dry.dry_run(request_of(model=str(folder), drafter="auto", block_length=[]))
+    addition = (folder / "linear_spec_lora").rename(tmp_path / "addition")
+    named = dry.dry_run(request_of(model=str(folder), drafter=str(addition), block_length=[]))
+    assert [arm.name for arm in named.arms] == [arm.name for arm in inside.arms]
+    assert "match-k31" in [arm.name for arm in named.arms]
+    assert named.memory == inside.memory
+
+
 def test_a_dry_run_of_the_embedded_pair_needs_no_shapes() -> None:
     found = dry.dry_run(request_of(model="smollm2-135m", drafter="auto", block_length=[]))
     pair = load("smollm2-135m", "auto", dtype="float32")
