@@ -58,7 +58,7 @@ TARGETS: dict[str, TargetPlan] = {
     "qwen3-3m": TargetPlan(
         "qwen3-3m", ("draft-model", "eagle3", "dspark", "dflash"), ((250, 60), (450, 100), (700, 150))
     ),
-    "nemotron-3m": TargetPlan("nemotron-3m", ("nemotron",), ((550, 100), (900, 150), (1500, 200))),
+    "nemotron-3m": TargetPlan("nemotron-3m", ("nemotron",), ((750, 120), (900, 150), (1500, 200))),
     "qwen35-3m": TargetPlan("qwen35-3m", ("mtp",), ((350, 80), (600, 120), (1000, 150))),
     "qwen3-7m": TargetPlan("qwen3-7m", ("draft-model", "eagle3", "dspark"), ((220, 60), (350, 100), (600, 120))),
 }

@@ -44,6 +44,7 @@ from benchmarks.miniature.training import (
     train_target,
 )
 from nsd.api import Pair, load
+from nsd.drafters.nemotron import ADAPTER
 from nsd.errors import ConfigError
 
 SHIP_BYTES = 20_000_000
@@ -299,11 +300,14 @@ def _store(source: Path, folder: Path, target: str) -> None:
 
     for file in source.glob("*.json"):
         shutil.copyfile(file, folder / file.name)
-    path = folder / "config.json"
-    if path.is_file():
-        config = json.loads(path.read_text(encoding="utf-8"))
-        config |= {"dtype": "bfloat16"} | ({"target": target} if "target" in config else {})
-        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for path, changed in (
+        (folder / "config.json", {"dtype": "bfloat16", "target": target}),
+        (folder / ADAPTER, {"base_model_name_or_path": target}),
+    ):
+        if path.is_file():
+            config = json.loads(path.read_text(encoding="utf-8"))
+            config |= {key: value for key, value in changed.items() if key != "target" or key in config}
+            path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     weights = _weights(source)
     tensors = load_file(weights)
     halved = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in tensors.items()}

@@ -74,7 +74,7 @@ RECIPES: dict[str, Recipe] = {
     "dspark": Recipe(700),
     "dflash": Recipe(650, block=15, peak=4e-3, warm_up_share=0.6),
     "mtp": Recipe(500, depth_shares=(0.5, 0.5)),
-    "nemotron": Recipe(400, block=15, peak=3e-3),
+    "nemotron": Recipe(400, block=15, anchors=64, peak=3e-3),
 }
 """About two and a half minutes of one core each; K of a kind is `family.MECHANISMS`' at most."""
 

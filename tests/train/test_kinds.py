@@ -209,6 +209,32 @@ def test_mtp_of_a_hybrid_target(tmp_path):
     assert config["mtp_num_hidden_layers"] == 1 and config["model_type"] == "qwen3_5_text"
 
 
+@pytest.mark.parametrize("kind", ["mtp", "draft-model", "eagle3"])
+def test_ids_that_the_target_never_says_have_no_mass(kind, tmp_path):
+    """The learned p sums to 1 though its log-sum-exp leaves those ids out; no head of the target drafts them."""
+    target = hybrid_target(eos_token_id=7)
+    target.tokenizer.prefix = ()
+    target.absent = torch.arange(target.vocab) % 3 == 2
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps(f"{i} {i + 1}") for i in range(10, 50)), encoding="utf-8")
+    target.tokenizer.chat = _no_template
+    options = Options("tiny", tmp_path / "run", prompts=file, kind=kind, one_turn=True, steps=1, **OPTIONS)
+    train(replace(options, text_tokens=400, positions=24, draft_vocab=target.vocab), target, Watcher())
+    corpus = Corpus.open(options.out / "text")
+    said = torch.from_numpy(corpus.sampled_tokens()).long()
+    assert len(said) > 100 and not target.absent[said].any()
+    ids = torch.load(options.out / "checkpoint.pt", weights_only=True)["ids"]
+    assert target.absent[ids].any() == (kind == "draft-model")
+    batch = corpus.batch(range(4))
+    cold = batch.cold[:, None].expand_as(batch.lse).flatten()
+    p = ends(target, ids).law(batch.final.flatten(0, 1), batch.lse.flatten(), cold).float()
+    assert (p.sum(-1) - 1).abs().max() < 0.02 and p[:, target.absent[ids]].sum() == 0
+
+
+def _no_template(messages):
+    raise ModelError("no template")
+
+
 def _plan_for(target):
     taps = default_taps(target.layers)
     return Plan(

@@ -131,9 +131,44 @@ def test_an_addition_beside_the_weights_is_found(run, tmp_path):
 
 
 def test_a_pair_decodes_with_a_trained_addition(run, target):
+    """Native speculation is plain decoding, token for token, whatever drafts; this drafter is used."""
     pair = Pair(target, load_drafter(run[0].out / "linear_spec_lora", target))
     assert pair.drafter.describe()["lora_parameters"] == 3 * 4 * (60 + 40)
-    assert pair.generate("w3 w7 w1", max_new_tokens=12, rule="sd", k=4, seed=1).text
+    told = {"max_new_tokens": 24, "seed": 1, "ignore_eos": True, "temperature": 1.0}
+    drafted = pair.generate("w3 w7 w1", rule="sample-and-match", k=4, **told)
+    assert drafted.text == Pair(target, None).generate("w3 w7 w1", **told).text
+    assert drafted.stats.drafted > 0
+
+
+def test_an_addition_of_any_scale_starts_a_run(run, target, tmp_path):
+    place = run[0].out / "linear_spec_lora"
+    plan, ids = load(run[0].out), torch.arange(target.vocab)
+    whole, exported = (new_student(target, plan, ids, 0, one) for one in (run[0].out, place))
+    assert whole.anchors == plan.anchors == 64
+    assert all(torch.equal(whole[name], exported[name]) for name in whole.names)
+    other = tmp_path / "other"
+    other.mkdir()
+    settings = json.loads((place / "adapter_config.json").read_text())
+    (other / "adapter_config.json").write_text(json.dumps(settings | {"lora_alpha": 4}))  # a quarter of the scale
+    (other / "adapter_model.safetensors").write_bytes((place / "adapter_model.safetensors").read_bytes())
+    quarter = new_student(target, plan, ids, 0, other)
+    down, up = whole.pairs[1]
+    assert torch.equal(quarter[down], whole[down]) and torch.allclose(quarter[up], whole[up] / 4)
+
+
+def test_a_stray_addition_in_the_targets_own_folder_is_not_taken(target, run, tmp_path):
+    folder = write_folder(tmp_path / "tiny", block_size=8, spread=0.2)
+    (folder / "adapter_config.json").write_text((run[0].out / "linear_spec_lora" / "adapter_config.json").read_text())
+    mine = opened(folder)
+    assert not load_drafter("auto", mine).lora and not load_drafter(mine.name, mine).lora
+
+
+def test_a_block_longer_than_the_mechanism_is_drafted_in_part(tmp_path):
+    long = opened(write_folder(tmp_path / "long", block_size=64))
+    assert (load_drafter("auto", long).default_k, load_drafter("auto", long).max_k) == (31, 31)
+    assert new_student(long, replace(_plan(long), block=31, rank=4), torch.arange(VOCAB), 0).limit == 31
+    with pytest.raises(ConfigError, match=re.escape("--block is 32, wanted 1..31")):
+        new_student(long, replace(_plan(long), block=32, rank=4), torch.arange(VOCAB), 0)
 
 
 def test_given_text_is_learned_as_it_stands(target, tmp_path):
@@ -163,6 +198,15 @@ def test_refusals_are_one_line(target, run, prompts, tmp_path):
         train(replace(options, layers=2), target, Watcher())
     with pytest.raises(ConfigError, match=re.escape("--block is 8, wanted 1..7")):
         train(replace(options, block=8), target, Watcher())
+    with pytest.raises(ConfigError, match="was made with rank 4, got 5"):
+        train(replace(run[0], rank=5), target, Watcher())
+    with pytest.raises(ConfigError, match="was made with anchors 64, got 9"):
+        train(replace(run[0], anchors=9), target, Watcher())
+    causal = opened(write_folder(tmp_path / "causal", block_size=8, dlm_paradigm="autoregressive"))
+    with pytest.raises(ModelError, match="trained for another paradigm than bidirectional"):
+        train(options, causal, Watcher())
+    with pytest.raises(ModelError, match="take --kind nemotron"):
+        train(replace(options, kind="eagle3"), target, Watcher())
     llama = tiny_llama(layers=6)
     with pytest.raises(ModelError, match="fills in no blanks, wanted Nemotron-Labs-Diffusion"):
         train(options, llama, Watcher())

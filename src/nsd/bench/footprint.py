@@ -128,7 +128,7 @@ def drafter_part(config: Config, target: Config, lora_rank: int = 0) -> Part:
     """A drafter by its config, beside the target's. Raises ModelError for a mechanism that is not known."""
     from nsd.drafters import dspark, eagle3, mtp
     from nsd.drafters.block_shape import Facts, Layout, block_shape
-    from nsd.drafters.nemotron import lora_shapes
+    from nsd.drafters.nemotron import lora_scale, lora_shapes
     from nsd.targets.nemotron import NemotronConfig
 
     where = str(config.get("_name_or_path", "config.json"))
@@ -138,6 +138,7 @@ def drafter_part(config: Config, target: Config, lora_rank: int = 0) -> Part:
     beside: Any = SimpleNamespace(layers=int(_text(target)["num_hidden_layers"]), name="the target")
     if kind == "nemotron":
         if is_addition(config):
+            lora_scale(config, where)  # refuses what no drafter takes
             config, lora_rank = target, int(config["r"])
         nemotron = NemotronConfig.of(config, where)
         shapes = lora_shapes(nemotron.decoder, lora_rank) if lora_rank else {}

@@ -78,7 +78,7 @@ def train(
     ] = None,
     init: Annotated[
         Path | None,
-        typer.Option("--init", help="Run or float32 folder to take first weights from.", rich_help_panel=_RUN),
+        typer.Option("--init", help="Run or exported folder to take first weights from.", rich_help_panel=_RUN),
     ] = None,
     depth_shares: Annotated[
         str, typer.Option("--depth-shares", help="Time for depths 1, 2, ...", rich_help_panel=_RUN)

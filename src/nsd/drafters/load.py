@@ -123,10 +123,10 @@ def recognise(source: str) -> Kind:
 
 
 def read_config(source: str) -> dict[str, Any]:
-    """config.json of a local folder or of a hub name (owner/name), or adapter_config.json where a folder has that."""
+    """config.json of a local folder or of a hub name (owner/name), or the settings of an addition."""
     path = Path(source) / "config.json"
-    if not path.is_file() and (adapter := Path(source) / "adapter_config.json").is_file():
-        path = adapter
+    if [file.name for file in Path(source).glob("*.safetensors")] == ["adapter_model.safetensors"]:
+        path = Path(source) / "adapter_config.json"
     if not Path(source).is_dir():
         if "/" not in source:
             raise _unknown(source)

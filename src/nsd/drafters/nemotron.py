@@ -31,7 +31,7 @@ from nsd.nn import Decoder, DecoderConfig, LowRank, Shapes, Sight
 from nsd.nn.checkpoint import open_checkpoint, read_json, required
 from nsd.targets.base import Target, TargetSession
 from nsd.targets.lean import LeanSession
-from nsd.targets.nemotron import NemotronTarget
+from nsd.targets.nemotron import NemotronConfig, NemotronTarget
 from nsd.targets.recognise import is_nemotron
 from nsd.verification import Draft, DraftLaw
 
@@ -41,6 +41,8 @@ SHORTEST, LONGEST = 8, 32
 LORA_FOLDER = "linear_spec_lora"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Where the low-rank addition lies beside the weights, and its two files."""
+LORA_SCALE = 4.0
+"""What the released addition's product is multiplied by: alpha is so many times the rank."""
 
 recognises = is_nemotron
 
@@ -96,13 +98,9 @@ class NemotronDrafter(Drafter):
         self, target: NemotronTarget, block_length: int | None = None, additions: Sequence[LowRank] | None = None
     ) -> None:
         config = target.config
-        if not config.bidirectional:
-            raise ModelError(
-                f"{target.name} was trained for another paradigm than bidirectional, so it cannot draft a block in one "
-                "pass; take --drafter ngram"
-            )
-        length = block_length_of(config.block if block_length is None else block_length, config.block)
-        self.target, self.default_k, self.max_k = target, length - 1, config.block - 1
+        longest = longest_draft(config, target.name)
+        length = block_length_of(longest + 1 if block_length is None else block_length, config.block)
+        self.target, self.default_k, self.max_k = target, length - 1, longest
         self.lora = additions is not None
         layers = target.decoder.layers
         if additions is not None:
@@ -148,6 +146,16 @@ class NemotronDrafter(Drafter):
         }
 
 
+def longest_draft(config: NemotronConfig, name: str) -> int:
+    """Proposals of a block at most. Raises ModelError for a checkpoint that cannot draft."""
+    if not config.bidirectional:
+        raise ModelError(
+            f"{name} was trained for another paradigm than bidirectional, so it cannot draft a block in one pass; "
+            "take --drafter ngram"
+        )
+    return min(LONGEST, config.block) - 1
+
+
 def load(
     target: Target, source: Any = None, block_length: int | None = None, lora: bool | None = None
 ) -> NemotronDrafter:
@@ -158,7 +166,7 @@ def load(
     PairMismatch for any other target.
     """
     source = target.name if source is None else str(source)
-    if (Path(source) / ADAPTER).is_file():
+    if (Path(source) / ADAPTER).is_file() and not (isinstance(target, NemotronTarget) and _same(source, target)):
         if not isinstance(target, NemotronTarget):
             raise PairMismatch(f"{source} adds to Nemotron models, got {target.name}; name its own model with --model")
         if lora is False:
@@ -188,11 +196,11 @@ def lora_scale(config: Mapping[str, Any], where: str) -> float:
     named = {modules} if isinstance(modules, str) else set(modules or ())
     if named != {"o_proj"}:
         raise ModelError(
-            f"{where} adds to {', '.join(sorted(named)) or 'nothing'}, wanted o_proj alone; try lora=False"
+            f"{where} adds to {', '.join(sorted(named)) or 'nothing'}, wanted o_proj alone; leave this addition out"
         )
     other = [key for key in _OTHER_LORA if config.get(key) not in (None, False, [], {}, "none")]
     if other:
-        raise ModelError(f"{where} sets {', '.join(other)}, wanted a plain low-rank addition; try lora=False")
+        raise ModelError(f"{where} sets {', '.join(other)}, wanted a plain low-rank addition; leave this one out")
     rank, alpha = required(config, "r", where), required(config, "lora_alpha", where)
     if rank < 1:
         raise ModelError(f"{where}: rank r is {rank}, wanted at least 1; fetch the folder again")

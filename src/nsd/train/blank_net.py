@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nsd.drafters.nemotron import lora_shapes
+from nsd.drafters.nemotron import LORA_SCALE, longest_draft, lora_shapes
 from nsd.errors import ConfigError, ModelError
 from nsd.nn import query_scale, rms_norm
 from nsd.nn.checkpoint import open_checkpoint
@@ -24,9 +24,6 @@ from nsd.targets.nemotron import NemotronConfig, NemotronTarget
 from nsd.train.blocks import Blocks, Context
 from nsd.train.corpus import Batch
 from nsd.train.layer import Layer, looked_up
-
-SCALE = 4.0
-"""What the low-rank product is multiplied by; alpha is so many times the rank."""
 
 
 class BlankStudent(Blocks):
@@ -78,7 +75,7 @@ class BlankStudent(Blocks):
         down, up = self.pairs[number]
 
         def extra(mixed: Tensor) -> Tensor:
-            return functional.linear(functional.linear(mixed, self[down]), self[up]) * SCALE
+            return functional.linear(functional.linear(mixed, self[down]), self[up]) * LORA_SCALE
 
         return Layer(self.config, self._own(number).look, extra)
 
@@ -89,7 +86,7 @@ class BlankStudent(Blocks):
 def blank_student(target: Target, block: int, rank: int) -> BlankStudent:
     """The addition before its first step. Raises ModelError or ConfigError where the target cannot have one."""
     nemotron = nemotron_of(target)
-    longest = nemotron.config.block - 1
+    longest = longest_draft(nemotron.config, nemotron.name)
     if not 1 <= block <= longest:
         raise ConfigError(f"--block is {block}, wanted 1..{longest}, what {target.name} fills in; leave it out")
     if nemotron.folder is None:

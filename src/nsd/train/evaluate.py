@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from nsd.laws import threshold
 from nsd.train.corpus import Batch, Corpus
-from nsd.train.losses import CHUNK, logits, target_law
+from nsd.train.losses import CHUNK, logits
 from nsd.train.student import Ends, Student
 from nsd.train.text import ANSWERED
 
@@ -61,7 +61,7 @@ class Examiner:
         theta: float = 0.95,
         rows: int = 8,
     ) -> None:
-        self.corpus, self.embedding, self.small = corpus, ends.embedding, ends.head
+        self.corpus, self.ends = corpus, ends
         by_cold: dict[float, list[int]] = {}
         for number in numbers:
             shard, row = corpus.rows[number]
@@ -118,11 +118,11 @@ class Examiner:
         """Acceptance of SD and NSD of every chain and depth, nan where there is none: [depths, B, T] each."""
         size = batch.lse.shape
         cold = batch.cold[:, None].expand_as(batch.lse).flatten()
-        p = target_law(batch.final.flatten(0, 1), self.small, batch.lse.flatten(), cold)
-        head, own, gain = net.lent(self.small), net.map(), net.gain().exp()
+        p = self.ends.law(batch.final.flatten(0, 1), batch.lse.flatten(), cold)
+        head, own, gain = net.lent(self.ends.head), net.map(), net.gain().exp()
         kept = torch.full((depths, *size), torch.nan)
         nucleus = kept.clone()
-        for depth, part in enumerate(net.rows(batch, self.embedding, depths, ANSWERED, None)):
+        for depth, part in enumerate(net.rows(batch, self.ends.embedding, depths, ANSWERED, None)):
             for first in range(0, len(part.at), CHUNK):
                 rows = slice(first, first + CHUNK)
                 at = part.at[rows]

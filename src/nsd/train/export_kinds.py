@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsd.drafters.nemotron import ADAPTER, ADAPTER_WEIGHTS, LORA_FOLDER
+from nsd.drafters.nemotron import ADAPTER, ADAPTER_WEIGHTS, LORA_FOLDER, LORA_SCALE
 from nsd.nn import DecoderConfig
 from nsd.targets.base import Target
-from nsd.train.blank_net import SCALE, BlankStudent
+from nsd.train.blank_net import BlankStudent
 from nsd.train.block_net import W1, BlockStudent
 from nsd.train.export import FLOAT, Origin, export, rope_parameters, write
 from nsd.train.model_net import ModelStudent
@@ -83,7 +83,7 @@ def _addition(student: BlankStudent, origin: Origin, folder: Path) -> None:
         "base_model_name_or_path": origin.target,
         "target_modules": ["o_proj"],
         "r": student.rank,
-        "lora_alpha": int(SCALE * student.rank),
+        "lora_alpha": int(LORA_SCALE * student.rank),
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,

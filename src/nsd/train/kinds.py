@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nsd.drafters.nemotron import longest_draft
 from nsd.errors import ConfigError, ModelError
 from nsd.nn import DecoderConfig, decoder_config, layer_shapes
 from nsd.targets.base import Target
@@ -51,12 +52,14 @@ def block_of(kind: str, asked: int, target: Target) -> int:
     """Proposals of a block: as asked, or (0) what the target fills in, or as usual; 0 for kinds without blocks."""
     if kind not in BLOCKS:
         return 0
-    return asked or (nemotron_of(target).config.block - 1 if kind == "nemotron" else BLOCK)
+    if kind == "nemotron":
+        return asked or longest_draft(nemotron_of(target).config, target.name)
+    return asked or BLOCK
 
 
 def drawn_ids(kind: str, target: Target, ids: Tensor) -> Tensor:
-    """The draft vocabulary [n] without ids that the target never says, where it has no head of its own."""
-    return ids[~target.absent[ids]] if kind == "nemotron" and target.absent is not None else ids
+    """The draft vocabulary [n] without ids that the target never says; a separate model keeps its rows for them."""
+    return ids if kind == "draft-model" or target.absent is None else ids[~target.absent[ids]]
 
 
 def mask_id(target: Target, tokens: np.ndarray[Any, Any]) -> int:
@@ -85,7 +88,8 @@ def target_ends(target: Target) -> tuple[Tensor, Tensor]:
 def ends(target: Target, ids: Tensor) -> Ends:
     """What the drafter borrows of a target for its vocabulary."""
     embedding, head = target_ends(target)
-    return Ends(embedding, head[ids].contiguous(), ids)
+    silent = None if target.absent is None else target.absent[ids]
+    return Ends(embedding, head[ids].contiguous(), ids, silent if silent is not None and silent.any() else None)
 
 
 def new_net(target: Target, taps: Sequence[int], layers: int = 1, init: Path | None = None) -> DraftLayer:
@@ -109,7 +113,9 @@ def _fresh(target: Target, plan: Plan, ids: Tensor, mask: int) -> Student:
     if plan.kind == "eagle3":
         return _eagle(target, len(plan.taps), plan.layers)
     if plan.kind == "nemotron":
-        return blank_student(target, plan.block, plan.rank)
+        blank = blank_student(target, plan.block, plan.rank)
+        blank.anchors = plan.anchors
+        return blank
     if plan.kind in BLOCKS:
         config = block_config(_decoder(target), plan.layers)
         block = BlockStudent(plan.kind, config, len(plan.taps), plan.block, mask, (target.vocab, len(ids)), plan.rank)
@@ -154,7 +160,8 @@ def _mtp(target: Target) -> MtpLayer:
 def _model(target: Target) -> Any:
     model: Any = getattr(target, "model", None)
     if model is None:
-        raise ModelError(f"{target.name} is no transformers model, wanted one; nsd train --model FOLDER")
+        other = "take --kind nemotron" if isinstance(target, NemotronTarget) else "nsd train --model FOLDER"
+        raise ModelError(f"{target.name} is no transformers model, wanted one; {other}")
     return model
 
 

@@ -18,15 +18,25 @@ from torch import Tensor, nn
 
 from nsd.nn import Shapes
 from nsd.train.corpus import Batch
+from nsd.train.losses import target_law
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What the drafter borrows: embedding [V, H] and the head's rows [n, H] of the draft vocabulary ids [n]."""
+    """What the drafter borrows: embedding [V, H] and the head's rows [n, H] of the draft vocabulary ids [n].
+
+    silent [n] marks ids that the target never says (None: it may say all).
+    """
 
     embedding: Tensor
     head: Tensor
     ids: Tensor
+    silent: Tensor | None = None
+
+    def law(self, final: Tensor, lse: Tensor, cold: Tensor) -> Tensor:
+        """The target's p over the draft vocabulary; see `target_law`."""
+        p = target_law(final, self.head, lse, cold)
+        return p if self.silent is None else p.masked_fill_(self.silent, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from nsd.errors import ModelError
 from nsd.train.corpus import Batch, Corpus
 from nsd.train.evaluate import Examiner, Figures
-from nsd.train.losses import head_loss, target_law, text_law
+from nsd.train.losses import head_loss, text_law
 from nsd.train.schedule import Schedule, order
 from nsd.train.student import Ends, Student
 from nsd.train.text import ASKED
@@ -84,7 +84,7 @@ class Trainer:
         if self.labels == "text":
             p = text_law(batch.tokens, self.ends.ids)
         else:
-            p = target_law(batch.final.flatten(0, 1), self.ends.head, batch.lse.flatten(), cold)
+            p = self.ends.law(batch.final.flatten(0, 1), batch.lse.flatten(), cold)
         head, own, mix = self.net.lent(self.ends.head), self.net.map(), self.schedule.mix(self.step)
         total, first, weights = torch.zeros(()), 0.0, 0.0
         key = f"{self.seed}/chains/{self.step}"

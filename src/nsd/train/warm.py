@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from nsd.drafters.checkpoint import SINGLE
+from nsd.drafters.nemotron import ADAPTER, ADAPTER_WEIGHTS, LORA_FOLDER, LORA_SCALE, lora_scale
 from nsd.errors import ModelError
-from nsd.nn.checkpoint import open_checkpoint
+from nsd.nn.checkpoint import open_checkpoint, read_json
 from nsd.train.plan import PLAN, load
 
 CHECKPOINT = "checkpoint.pt"
@@ -42,11 +43,11 @@ def weights_file(folder: Path) -> Path:
     """The file of weights that `--init FOLDER` means: a run's checkpoint, or an export. Raises ModelError."""
     if folder.is_file() and folder.name == CHECKPOINT:
         return folder
-    for name in (CHECKPOINT, SINGLE, f"float32/{SINGLE}"):
+    for name in (CHECKPOINT, SINGLE, f"float32/{SINGLE}", ADAPTER_WEIGHTS, f"{LORA_FOLDER}/{ADAPTER_WEIGHTS}"):
         if (folder / name).is_file():
             return folder / name
     raise ModelError(
-        f"{folder} holds no {CHECKPOINT} and no {SINGLE}, wanted a run of nsd train or its float32 folder; check --init"
+        f"{folder} holds no {CHECKPOINT} and no {SINGLE}, wanted a run of nsd train or what it exported; check --init"
     )
 
 
@@ -62,7 +63,18 @@ def read_warm(folder: Path, head: Tensor) -> Warm:
         plan = load(path.parent) if (path.parent / PLAN).is_file() else None
         tensors, ids = _from_checkpoint(path)
         return Warm(tensors, None if plan is None else plan.taps, ids, path)
+    if path.name == ADAPTER_WEIGHTS:
+        return Warm(_from_addition(path.parent), None, None, path)
     return Warm(*_from_export(path.parent, head), path)
+
+
+def _from_addition(folder: Path) -> dict[str, Tensor]:
+    """A low-rank addition of any scale, as one of ours: what its second matrices lack is theirs."""
+    settings = read_json(folder / ADAPTER, "the settings of a low-rank addition")
+    scale = lora_scale(settings, str(folder / ADAPTER)) / LORA_SCALE
+    checkpoint = open_checkpoint(folder, settings)
+    tensors = checkpoint.load(dict(checkpoint.shapes), torch.device("cpu"), torch.float32)
+    return {name: tensor * scale if ".lora_B." in name else tensor for name, tensor in tensors.items()}
 
 
 def _from_checkpoint(path: Path) -> tuple[dict[str, Tensor], Tensor | None]:
