@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from benchmarks.miniature import shapes, training
-from benchmarks.miniature.family import MATCHED, MISMATCHED
+from benchmarks.miniature.family import MATCHED, MISMATCHED, Manifest
+from benchmarks.miniature.stages import ship
 from benchmarks.miniature.training import drafter_in, head_folder, train_heads, write_prompts
 from nsd.api import load
 from nsd.miniature import maths, programs
@@ -45,10 +46,18 @@ def test_the_nemotron_layout_gets_an_addition_with_other_habits(tmp_path, monkey
     train_heads(target, ("nemotron",), MISMATCHED, 0.01, lambda line: None)
     run = head_folder(target, "nemotron", MISMATCHED)
     plan = json.loads((run / "plan.json").read_text())
-    assert (plan["labels"], plan["kind"], plan["block"]) == ("text", "nemotron", 15)
+    assert (plan["labels"], plan["kind"], plan["block"], plan["anchors"]) == ("text", "nemotron", 15, 64)
     assert drafter_in(run) == run / "linear_spec_lora"
     drafter = load(str(target), str(drafter_in(run)), dtype="float32").drafter
     assert drafter.lora and not load(str(target), str(target), dtype="float32").drafter.lora
+    manifest = Manifest({"t-high": str(target)}, {"t-high/nemotron:mismatched": str(drafter_in(run))}, {})
+    ship(manifest, "t-high", tmp_path / "shipped")
+    told = [path.read_text() for path in (tmp_path / "shipped").rglob("*.json")]
+    assert len(told) > 3 and not any(str(target) in text for text in told), "shipped files name folders of the machine"
+    (addition,) = (tmp_path / "shipped").rglob("adapter_config.json")
+    assert json.loads(addition.read_text())["base_model_name_or_path"] == "t-high"
+    shipped = Manifest.read(tmp_path / "shipped")
+    assert load(shipped.targets["t-high"], shipped.drafters["t-high/nemotron:mismatched"], dtype="float32").drafter.lora
 
 
 def test_heads_share_their_text_and_a_lost_one_is_made_again(target):
