@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from benchmarks.miniature.cells import AR, DEFAULT_THETA, Cell, match, nsd, sd
 from benchmarks.miniature.changes import MARGIN, UNKNOWN, Change, change_of, joint, mean_change, points, stretched
-from benchmarks.miniature.family import mechanism_of
+from benchmarks.miniature.family import mechanism_of, tops
 from benchmarks.miniature.numbers import Book, Measured, estimate, paired
 from nsd.bench.stats import Estimate, Totals
 
@@ -34,6 +34,8 @@ def claims(book: Book) -> list[Claim]:
     changes = [change for pair in book.pairs if (change := change_of(book, pair)) is not None]
     pairs = [(change.relaxed, change.base) for change in changes]
     nsds, sds = [n for n, _ in pairs], [s for _, s in pairs]
+    best = tops(book.targets)
+    finished = [change for change in changes if change.pair[0] in best]
     found = [
         _exact(book),
         _over_pairs(
@@ -44,7 +46,7 @@ def claims(book: Book) -> list[Claim]:
             Said("NSD needs fewer verification calls a token than SD", "0.1600 to 0.0835"),
             pairs, lambda m: m.calls, 0.0, "calls a token", falls=True,
         ),
-        *([_kept_on_average(changes), _kept_everywhere(changes), _wins(changes)] if changes else []),
+        *([_kept_on_average(finished), _kept_everywhere(changes), _wins(finished)] if finished else []),
         _over_pairs(
             Said("so it does for MTP at K = 2: a longer accepted length", "Table 6"),
             [pair for pair in pairs if (pair[0].cell.drafter or "").startswith("mtp")], lambda m: m.tau, 0.0, "tokens",
@@ -90,10 +92,10 @@ def _against_match(book: Book, relaxed: Measured) -> Two | None:
 
 
 def _kept_on_average(changes: Sequence[Change]) -> Claim:
-    """The mean difference of scores, which is what the paper states."""
+    """The mean difference of scores, which is what the paper states: of finished models, not of lower levels."""
     mean = mean_change(changes)
     claim = f"NSD keeps the task's score on average (here: loses less than {100 * MARGIN:.0f} point, mean over pairs)"
-    ours = f"mean difference over {len(changes)} pairs: {points(mean)} points"
+    ours = f"mean difference over {len(changes)} pairs of the most accurate targets: {points(mean)} points"
     return Claim(claim, ours, verdict_of([mean], -MARGIN), "+0.40 points on average")
 
 
@@ -110,7 +112,8 @@ def _wins(changes: Sequence[Change]) -> Claim:
     values = [change.difference for change in changes]
     above, equal = sum(v > 0 for v in values), sum(v == 0 for v in values)
     mean = 100 * sum(values) / len(values)
-    ours = f"above SD in {above} of {len(changes)} pairs, equal in {equal}; mean difference {mean:+.2f} points"
+    of = f"{len(changes)} pairs of the most accurate targets"
+    ours = f"above SD in {above} of {of}, equal in {equal}; mean difference {mean:+.2f} points"
     half = abs(above - (len(changes) - equal) / 2) <= (len(changes) - equal) ** 0.5
     verdict = OPEN if len(changes) < 6 else HOLDS if half else FAILS
     claim = "NSD's score is above SD's about as often as below it (within two standard errors of a coin)"

@@ -208,6 +208,20 @@ def test_the_mean_over_pairs_uses_every_problem_of_every_pair():
     assert mean_change([change_of(few, PAIR)]).low is None and "theta up to" not in lessons(few)
 
 
+def test_lower_levels_stand_beside_the_rule_and_not_in_it():
+    """A weak target that gains much changes neither the rule nor what is said of the paper's mean."""
+    high = [graded(sd(6), 3000, 40, 0.0), graded(nsd(6), 3000, 30, 0.0)]
+    low = [graded(sd(6), 1000, 40, 0.0), graded(nsd(6), 1800, 30, 0.0)]
+    named = [(high, "toy-high"), (low, "toy-low")]
+    book = Book([Measured(replace(m.cell, target=name), m.rows) for cells, name in named for m in cells])
+    text = lessons(book)
+    assert "theta up to 0.95 is cheap (there: 1 pair)" in text
+    assert "**A target that is still weak**: +20.0 [" in text and "(mean over 1 pair of lower levels)" in text
+    assert cells_of(text, "### Rule of thumb", "matched")["mean change, points"].startswith("+0.0")
+    kept = next(c for c in claims(book) if c.paper.startswith("NSD keeps the task's score"))
+    assert kept.verdict == HOLDS and "over 1 pairs of the most accurate targets: +0.0" in kept.ours
+
+
 def test_pairs_of_two_tasks_are_independent():
     cells = [graded(sd(6), 3000, 40, 0.0), graded(nsd(6), 2960, 30, 0.0)]
     alike = [Measured(replace(m.cell, target="x"), m.rows) for m in cells]
