@@ -3,7 +3,7 @@
     python -m benchmarks.miniature                    everything from nothing in about 4 hours on two cores: as many
                                                       cells as fit, in the order of worth; the same command goes on
     python -m benchmarks.miniature --minutes 600      the same, with ten hours of measuring at most
-    python -m benchmarks.miniature --quick            the shipped checkpoints, fewer problems; 20 minutes
+    python -m benchmarks.miniature --quick            the shipped checkpoints, 1,024 problems; 20 minutes at most
     python -m benchmarks.miniature --report-only      the document again, from stored rows
 
 Targets, drafters and cells are each worked on by two processes side by side (--workers).
