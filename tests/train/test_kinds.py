@@ -196,7 +196,7 @@ def test_mtp_of_a_hybrid_target(tmp_path):
     """Qwen3.5's own layout: gated queries, norms as 1 + w, a part of each head turned."""
     target = hybrid_target()
     target.tokenizer.prefix = ()
-    plan = replace(_plan_for(target), kind="mtp")
+    plan = replace(plan_for(target), kind="mtp")
     ids = torch.arange(target.vocab)
     student = noisy(new_student(target, plan, ids, 0))
     drafter = loaded(target, student, ids, tmp_path, "mtp")
@@ -235,7 +235,7 @@ def _no_template(messages):
     raise ModelError("no template")
 
 
-def _plan_for(target):
+def plan_for(target):
     taps = default_taps(target.layers)
     return Plan(
         target.name, "float32", 0, taps, (1.0,), 8, 40, 1, 0.0, target.vocab, 4, 1e-3, stages_of(4), "none", layers=1

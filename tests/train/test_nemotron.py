@@ -12,19 +12,16 @@ from nsd.drafters.base import Ask
 from nsd.drafters.load import load_drafter, recognise
 from nsd.errors import ConfigError, ModelError, PairMismatch
 from nsd.laws.sampling import Sampling
-from nsd.targets.base import FINAL_NORM
 from nsd.targets.nemotron import load as load_nemotron
 from nsd.targets.toy import tiny_llama
-from nsd.train.corpus import Batch, Corpus
+from nsd.train.corpus import Corpus
 from nsd.train.export import Origin
 from nsd.train.export_kinds import export_student
-from nsd.train.kinds import drawn_ids, ends, mask_id, new_student, target_ends
-from nsd.train.losses import logits
+from nsd.train.kinds import drawn_ids, ends, mask_id, new_student
 from nsd.train.plan import load
 from nsd.train.run import Options, Watcher, default_taps, train
-from nsd.train.text import ANSWERED
 from tests.drafters_c.nemotron_checkpoint import MASK, VOCAB, Plain, write_folder
-from tests.train.test_kinds import Recorder, noisy
+from tests.train.test_kinds import Recorder, noisy, plan_for, trained_laws
 
 OPTIONS = {
     "kind": "nemotron", "text_tokens": 1_500, "rows": 16, "positions": 40, "batch": 8, "rank": 4, "one_turn": True,
@@ -84,7 +81,7 @@ def test_text_has_no_blank_and_no_id_without_an_entry(run, target):
     assert said and not said & set(target.absent.nonzero().flatten().tolist())
 
 
-def test_what_is_loaded_drafts_by_the_law_that_was_trained(target, tmp_path):
+def test_what_is_loaded_drafts_by_the_law_that_wastrained_laws(target, tmp_path):
     """YaRN, the query scale, shared key heads and the addition, all with noise in every weight."""
     plan = replace(_plan(target), block=7, rank=4)
     student = noisy(new_student(target, plan, torch.arange(target.vocab), 0), 0.3)
@@ -97,7 +94,7 @@ def test_what_is_loaded_drafts_by_the_law_that_was_trained(target, tmp_path):
     prompt = [3, 17, 8, 30, 21, 2, 9, 14, 25, 6, 7, 19, 33, 1, 28, 4, 10, 12]  # past the 16 of the original context
     tokens = [*prompt, 20, *([13] * 9)]
     draft = _drafted(target, drafter, prompt, 20, 7)
-    laws = _trained(target, student, ids, tokens, len(prompt) - 1, 7)
+    laws = trained_laws(target, student, ids, tokens, len(prompt) - 1, 7)
     assert (draft.q - laws).abs().max() < 1e-5
     plain = _drafted(target, load_drafter(target.name, target), prompt, 20, 7)
     assert (plain.q - laws).abs().sum(-1).min() > 0.05, "an addition without effect would prove nothing"
@@ -109,7 +106,7 @@ def test_the_first_step_sees_the_targets_own_draft(target):
     student.narrow = False
     ids = drawn_ids("nemotron", target, torch.arange(target.vocab))
     prompt = [3, 17, 8, 30]
-    laws = _trained(target, student, ids, [*prompt, 20, *([13] * 9)], 3, 7)
+    laws = trained_laws(target, student, ids, [*prompt, 20, *([13] * 9)], 3, 7)
     wanted = Plain(target.folder).block([*prompt, 20], 7).clone()
     wanted[:, [MASK, VOCAB - 1]] = -torch.inf
     assert (laws - wanted.softmax(-1)).abs().max() < 1e-5
@@ -232,9 +229,7 @@ def test_the_blank_is_the_mask(target):
 
 
 def _plan(target):
-    from tests.train.test_kinds import _plan_for
-
-    return replace(_plan_for(target), kind="nemotron")
+    return replace(plan_for(target), kind="nemotron")
 
 
 def _drafted(target, drafter, prompt, anchor, k):
@@ -243,18 +238,3 @@ def _drafted(target, drafter, prompt, anchor, k):
     drafts = drafter.open_beside(session, [prompt], None, 20)
     u = torch.rand(1, k, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     return drafts.propose([Ask(k, anchor, prompt, [anchor], Sampling())], u)
-
-
-def _trained(target, student, ids, tokens, start, k):
-    """Laws of the block behind `start` by the training code: [k, V]."""
-    _, scores = target.open([tokens[:-1]], 1, (*default_taps(target.layers), FINAL_NORM))
-    shape, states = (1, len(tokens) - 1), scores.taps.unsqueeze(0)
-    kinds = torch.full(shape, ANSWERED)
-    batch = Batch(torch.tensor([tokens]), states[:, :, :-1], states[:, :, -1], torch.zeros(shape), kinds, torch.ones(1))
-    embedding, head = target_ends(target)
-    whole = torch.zeros(k, target.vocab)
-    with torch.no_grad():
-        for depth, rows in enumerate(student.rows(batch, embedding, k, ANSWERED, None)):
-            (at,) = (rows.at == start).nonzero().squeeze(-1).tolist()
-            whole[depth, ids] = torch.softmax(logits(rows.states[at : at + 1], head[ids], None, None), -1)[0]
-    return whole

@@ -166,17 +166,19 @@ def load(
     PairMismatch for any other target.
     """
     source = target.name if source is None else str(source)
-    if (Path(source) / ADAPTER).is_file() and not (isinstance(target, NemotronTarget) and _same(source, target)):
-        if not isinstance(target, NemotronTarget):
-            raise PairMismatch(f"{source} adds to Nemotron models, got {target.name}; name its own model with --model")
-        if lora is False:
+    addition = (Path(source) / ADAPTER).is_file()
+    if isinstance(target, NemotronTarget):
+        if _same(source, target):
+            return NemotronDrafter(target, block_length, _additions(target, lora))
+        if addition and lora is False:
             raise ConfigError(f"got lora=False and the addition in {source}, wanted one of the two; leave lora out")
-        return NemotronDrafter(target, block_length, _additions_in(Path(source), target))
-    if not isinstance(target, NemotronTarget) or not _same(source, target):
-        raise PairMismatch(
-            f"{source} drafts for itself only, got {target.name} as the target; try --model {source} --drafter auto"
-        )
-    return NemotronDrafter(target, block_length, _additions(target, lora))
+        if addition:
+            return NemotronDrafter(target, block_length, _additions_in(Path(source), target))
+    if addition:
+        raise PairMismatch(f"{source} adds to Nemotron models, got {target.name}; name its own model with --model")
+    raise PairMismatch(
+        f"{source} drafts for itself only, got {target.name} as the target; try --model {source} --drafter auto"
+    )
 
 
 def block_length_of(length: int, longest: int) -> int:

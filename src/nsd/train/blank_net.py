@@ -30,7 +30,6 @@ class BlankStudent(Blocks):
     """Two thin matrices for each layer of a Nemotron target, whose float32 tensors are `frozen`."""
 
     kind = "nemotron"
-    reduced = False
 
     def __init__(self, config: NemotronConfig, frozen: Mapping[str, Tensor], block: int, rank: int) -> None:
         shapes = lora_shapes(config.decoder, rank)

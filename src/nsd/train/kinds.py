@@ -18,6 +18,7 @@ from nsd.targets.base import Target
 from nsd.targets.nemotron import NemotronTarget
 from nsd.train.blank_net import blank_student, nemotron_of
 from nsd.train.block_net import BlockStudent, block_config
+from nsd.train.blocks import Blocks
 from nsd.train.model_net import ModelStudent, model_config
 from nsd.train.mtp_net import QWEN, SPECULATORS, MtpLayer
 from nsd.train.net import DraftLayer, draft_config
@@ -104,6 +105,8 @@ def new_student(target: Target, plan: Plan, ids: Tensor, mask: int, init: Path |
     """A drafter before its first step: another run's weights, the target's last layers, or noise where they are of
     another kind. ids [n] are the draft vocabulary. Raises ModelError for weights of another shape."""
     student = _fresh(target, plan, ids, mask)
+    if isinstance(student, Blocks):
+        student.anchors = plan.anchors
     if init is not None:
         _start_warm(student, read_warm(init, target_ends(target)[1]), plan.taps, ids)
     return student
@@ -113,13 +116,10 @@ def _fresh(target: Target, plan: Plan, ids: Tensor, mask: int) -> Student:
     if plan.kind == "eagle3":
         return _eagle(target, len(plan.taps), plan.layers)
     if plan.kind == "nemotron":
-        blank = blank_student(target, plan.block, plan.rank)
-        blank.anchors = plan.anchors
-        return blank
+        return blank_student(target, plan.block, plan.rank)
     if plan.kind in BLOCKS:
         config = block_config(_decoder(target), plan.layers)
         block = BlockStudent(plan.kind, config, len(plan.taps), plan.block, mask, (target.vocab, len(ids)), plan.rank)
-        block.anchors = plan.anchors
         block.start_from(_last_layers(target, replace(config, qk_norm=False), plan.layers), _final_norm(target))
         return block
     if plan.kind == "mtp":

@@ -21,7 +21,6 @@ class ModelStudent(Student):
     """A transformers causal model; names are those of its parameters."""
 
     kind = "draft-model"
-    reduced = False
 
     def __init__(self, config: Any) -> None:
         super().__init__()

@@ -54,7 +54,6 @@ class MtpLayer(Chain):
     """fc, one layer of the target's shape, three norms."""
 
     kind = "mtp"
-    reduced = False
 
     def __init__(self, config: DecoderConfig, names: MtpNames) -> None:
         config = replace(config, layers=1)

@@ -52,13 +52,12 @@ class Rows:
 class Student(nn.Module, ABC):
     """A drafter in training: tensors by the names of its checkpoint, and laws along stored text.
 
-    limit: proposals per block at most (None: any number). reduced: whether a part of the vocabulary will do. by_id:
-    names of tensors that have a row for each id of the draft vocabulary. narrow: whether products are made in bfloat16.
+    limit: proposals per block at most (None: any number). by_id: names of tensors that have a row for each id of the
+    draft vocabulary. narrow: whether products are made in bfloat16.
     """
 
     kind: str
     limit: int | None = None
-    reduced: bool = True
     by_id: tuple[str, ...] = ()
     narrow: bool = True
     names: tuple[str, ...]
