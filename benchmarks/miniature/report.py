@@ -224,18 +224,21 @@ def _levels(book: Book, facts: Mapping[str, Any]) -> str:
     return f"{said}\n\n{markdown_table(head, rows)}"
 
 
+FEWEST_THETAS = 3
+"""Thresholds below which a pair has no row among the levels."""
+
+
 def _thetas_by_level(book: Book) -> str:
     """One row a pair that was measured at several thresholds: whether a better target wants another one."""
     rows = []
     order = by_level(book.targets)
     for target, task, drafter in sorted(book.pairs, key=lambda pair: (pair[1], pair[2], order.index(pair[0]))):
-        k = mechanism_of(drafter).k
-        base, plain = book.get(Cell(target, task, drafter, sd(k))), book.get(Cell(target, task, None, AR))
-        found = [book.get(Cell(target, task, drafter, nsd(k, theta))) for theta in c.THETAS]
-        if base is None or plain is None or sum(m is not None for m in found) < 3:
+        plain = book.get(Cell(target, task, None, AR))
+        changes = [change_of(book, (target, task, drafter), theta) for theta in c.THETAS]
+        if plain is None or sum(change is not None for change in changes) < FEWEST_THETAS:
             continue
-        changes = [NONE if m is None else points(paired(m, base, lambda one: one.accuracy)) for m in found]
-        rows.append([task, drafter, target, f"{100 * plain.accuracy.fraction:.1f}", *changes])
+        said = [NONE if change is None else points(change.score) for change in changes]
+        rows.append([task, drafter, target, f"{100 * plain.accuracy.fraction:.1f}", *said])
     if not rows:
         return ""
     head = ["task", "drafter", "target", "AR, %", *(f"theta {theta:g}" for theta in c.THETAS)]

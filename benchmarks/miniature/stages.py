@@ -300,19 +300,21 @@ def _store(source: Path, folder: Path, target: str) -> None:
 
     for file in source.glob("*.json"):
         shutil.copyfile(file, folder / file.name)
-    for path, changed in (
-        (folder / "config.json", {"dtype": "bfloat16", "target": target}),
-        (folder / ADAPTER, {"base_model_name_or_path": target}),
-    ):
-        if path.is_file():
-            config = json.loads(path.read_text(encoding="utf-8"))
-            config |= {key: value for key, value in changed.items() if key != "target" or key in config}
-            path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    _set(folder / "config.json", {"dtype": "bfloat16", "target": target})
+    _set(folder / ADAPTER, {"base_model_name_or_path": target})
     weights = _weights(source)
     tensors = load_file(weights)
     halved = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in tensors.items()}
     save_file(halved, folder / weights.name, metadata={"format": "pt"})
     (folder / weights.name).chmod(0o644)
+
+
+def _set(path: Path, values: dict[str, str]) -> None:
+    """Change what a file of settings says; what it does not say is not added, and there may be no such file."""
+    if path.is_file():
+        told = json.loads(path.read_text(encoding="utf-8"))
+        told |= {name: value for name, value in values.items() if name in told}
+        path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
 
 
 def _weights(folder: Path) -> Path:

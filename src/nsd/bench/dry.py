@@ -16,7 +16,7 @@ from nsd.bench.arms import DEFAULT_THETA, Arm, arms_of
 from nsd.bench.footprint import Footprint, Part, drafter_part, footprint, target_part
 from nsd.bench.runner import DEFAULT_MAX_NEW_TOKENS, fingerprint
 from nsd.bench.task import Task, TaskDataError, find_tasks
-from nsd.drafters.recognise import is_addition
+from nsd.drafters.load import kind_of
 from nsd.errors import ConfigError, ModelError
 
 BANDWIDTH = 1344.0
@@ -116,8 +116,8 @@ def dry_run(request: Mapping[str, Any], shapes: Path | None = None, bandwidth: f
     rank = _lora_rank(target) if drafter is not None and drafter.config is target.config else 0
     dtype = request["where"]["dtype"]
     part = _part_of(drafter_name, drafter, target, rank, dtype)
-    mechanism = "nemotron" if drafter is not None and is_addition(drafter.config) else drafter_name
-    arms = _arms(request, part, mechanism)
+    kind = None if drafter is None else kind_of(drafter.config)
+    arms = _arms(request, part, drafter_name if kind is None else kind.name)
     tasks, letters = _tasks(request, data)
     k = max(arm.k for arm in arms)
     longest = max(int(task["max_new_tokens"]) for task in tasks.values())

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nsd.drafters.load import KINDS
+from nsd.drafters.load import kind_of
 from nsd.drafters.recognise import is_addition
 from nsd.errors import ConfigError, ModelError
 from nsd.nn import DecoderConfig, Shapes
@@ -132,7 +132,8 @@ def drafter_part(config: Config, target: Config, lora_rank: int = 0) -> Part:
     from nsd.targets.nemotron import NemotronConfig
 
     where = str(config.get("_name_or_path", "config.json"))
-    kind = next((kind.name for kind in KINDS if kind.recognise(config)), None)
+    found = kind_of(config)
+    kind = None if found is None else found.name
     checkpoint = Checkpoint(Path(where), dict(config), {}, {})
     # Of a target, reading a drafter's config needs the number of layers alone.
     beside: Any = SimpleNamespace(layers=int(_text(target)["num_hidden_layers"]), name="the target")

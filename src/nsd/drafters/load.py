@@ -114,12 +114,16 @@ def recognise(source: str) -> Kind:
     if "/" not in source and not Path(source).exists() and _is_built_in_model(source):
         return KINDS[-1]
     config = read_config(source)
-    for kind in KINDS:
-        if kind.recognise(config):
-            return kind
+    if (kind := kind_of(config)) is not None:
+        return kind
     names = ", ".join(_architectures(config)) or "no architectures"
     known = ", ".join(kind.name for kind in KINDS)
     raise ModelError(f"{source} is no drafter that is known here: its config names {names}, known: {known}")
+
+
+def kind_of(config: Config) -> Kind | None:
+    """What a folder with this config.json (or these settings of an addition) is, None if no drafter."""
+    return next((kind for kind in KINDS if kind.recognise(config)), None)
 
 
 def read_config(source: str) -> dict[str, Any]:
